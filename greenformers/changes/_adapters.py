@@ -87,5 +87,8 @@ def adapting(model: nn.Module, rank: int, seed: int) -> Iterator[list[nn.Paramet
         for layer, adapter, left, right in begun:
             del layer.adapter
             if adapter.left.count_nonzero():  # else nothing was learned
-                left, right = (Packed.of(*narrow(part.detach())) for part in (adapter.left, adapter.right))
+                left, right = (
+                    Packed.of(*narrow(part.detach())).of_type(layer.held.like.dtype)
+                    for part in (adapter.left, adapter.right)
+                )
             layer.held.left, layer.held.right, layer._ready = left, right, None

@@ -27,7 +27,7 @@ OWN = ("head_dim", "d_kv")
 """Names of the coordinates of a head in configurations that do not make them of hidden size and heads."""
 
 KEPT = ("generation_config",)
-"""Attributes of a model that are no part of what its class builds from the configuration."""
+"""Attributes of a model that are no part of what its class builds from the configuration: the student's are set."""
 
 
 def sized(
@@ -48,10 +48,8 @@ def sized(
             groups = getattr(own, name, None)
             if type(groups) is int:
                 setattr(own, name, groups * heads[1] // heads[0])
-    if (
-        neurons[0] != neurons[1] and getattr(own, "n_inner", neurons) is None
-    ):  # which stands for 4 times the hidden size
-        own.n_inner = neurons[1]
+    if (neurons[0], hidden[0]) != (neurons[1], hidden[1]) and getattr(own, "n_inner", neurons) is None:
+        own.n_inner = neurons[1]  # None stands for 4 times the hidden size
     return own
 
 
@@ -121,5 +119,5 @@ def become(model: PreTrainedModel, student: PreTrainedModel, layers: Mapping[str
         for name, tensor in (*theirs.named_parameters(recurse=False), *theirs.named_buffers(recurse=False)):
             setattr(ours, name, tensor)
         for name, value in vars(theirs).items():
-            if not name.startswith("_") and name not in KEPT and not inspect.ismethod(value):
+            if not name.startswith("_") and not inspect.ismethod(value):
                 vars(ours)[name] = value

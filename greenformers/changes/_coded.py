@@ -6,7 +6,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from greenformers.model._transformers import TransposedLinear, leave_as_made
 from greenformers.model.experts import pack
 from greenformers.solve.units import put
 from greenformers.solve.walk import Select, Site, kind_of, sites
+from greenformers.train.bf16 import HALVES
 
 KINDS = ("linear", "embedding", "experts")
 """Kinds of layers that can hold a code."""
@@ -54,6 +55,15 @@ class CodedWeight(nn.Module):
     def rows(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
         """Rows of the weight; by default all."""
         raise NotImplementedError
+
+    def of_type(self, dtype: torch.dtype) -> Self:
+        """The code with its numbers in the type of the dense weight, if that is half precision."""
+        for x in self.parameters() if dtype in HALVES else ():
+            narrow = x.detach().to(dtype)
+            # A single number, by which all others are multiplied, must be exact.
+            if x.is_floating_point() and (x.numel() > 1 or narrow.float().equal(x.detach().float())):
+                x.data = narrow
+        return self
 
 
 class CodedLinear(nn.Linear):

@@ -115,7 +115,7 @@ class Coding(Change):
         plan = self.plan(model, sites, traced, given)
         looked_at = {site.path for group in (traced.groups if traced else ()) for site in group}
         alone = [site for site in sites if site.path not in looked_at]
-        with restored_by_errors([site.module for site in sites]):
+        with restored_by_errors([site.module for site in alone] if traced is not None else []):
             for number, site in enumerate(alone):
                 held[site.path], errors[site.path] = plan[site.path].alone(site, given)
                 if traced is not None:  # the layers after it are to see it as it will be
@@ -146,7 +146,8 @@ class Coding(Change):
         W = site.stacked().float()
         if not W.isfinite().all():
             raise ValueError(f"{site.path}: the weight holds values that are not finite")
-        held = self.by_weights(W, given)
+        weight: Tensor = site.module.get_parameter("weight")
+        held = self.by_weights(W, given).of_type(weight.dtype)
         return held, error(W, held.rows().detach())
 
     def _report(self, units: "Sequence[UnitReport]", sites: "Sequence[Site]", whole: "Sequence[Held]") -> Report:
@@ -197,7 +198,7 @@ class Coding(Change):
         looking = [site for site in sites if site.kind == "linear"] if self.looks else []
         if not looking:
             return None
-        traced = trace(model, looking, given.batch)
+        traced = trace(model, looking, given.batch, given.calibration or ())
         if traced.unreached and self.patterns is not None:
             raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
         return traced
@@ -250,7 +251,7 @@ def _by_inputs(
     assert given.calibration is not None
 
     def solve(site: "Site", W: "Tensor", inputs: "Inputs") -> "Tensor":
-        held[site.path] = plan[site.path].by_inputs(W, inputs, given)
+        held[site.path] = plan[site.path].by_inputs(W, inputs, given).of_type(W.dtype)
         return held[site.path].rows().detach()
 
     return layer_by_layer(

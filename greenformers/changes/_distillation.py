@@ -26,6 +26,7 @@ from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.processes import alone, first_before_others
+from greenformers.train.shard import is_sharded
 from greenformers.train.state import put_weights
 from greenformers.train.state import weights as whole_weights
 from greenformers.train.stream import Stream
@@ -97,8 +98,9 @@ def heal(
     Raises:
         ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
     """
+    sharded = is_sharded(schedule.shard)
     student = Student(
-        copy.deepcopy(model) if schedule.shard else model,  # what is sharded once does not become whole again
+        copy.deepcopy(model) if sharded else model,  # what is sharded once does not become whole again
         original,
         weights,
         temperature,
@@ -108,6 +110,7 @@ def heal(
         precision=precision,
     )
     before = {name: x.clone() for name, x in model.state_dict().items()}
+    modes = [(part, part.training) for part in model.modules()]
     try:
         with in_full(model), attending(student):
             if cache is not None:
@@ -120,14 +123,18 @@ def heal(
                 examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
                 callbacks=(_Progress(progress), *callbacks),
             )  # fmt: skip
-    except DivergedError as error:
+    except BaseException as error:
         model.load_state_dict(before)
+        for part, mode in modes:
+            part.training = mode
+        if not isinstance(error, DivergedError):
+            raise
         good = None if folder is None else newest_finite(folder)
         last = "" if good is None else f"; the last good checkpoint is {good}"
         raise ValueError(
             f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
         ) from error
-    if schedule.shard:
+    if sharded:
         held = whole_weights(student)
         own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         put_weights({name: held[f"model.{name}"] for name in own}, model)

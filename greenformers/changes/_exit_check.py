@@ -18,15 +18,13 @@ from greenformers.changes._stacks import stacks
 from greenformers.data._rows import Rows
 from greenformers.data._tasks import kind_of_input, task_of
 from greenformers.measure.quality import evaluating
+from greenformers.solve.coupled import exact
 from greenformers.train.fit import Schedule
 
 TASKS = ("encoder", "masked_lm", "classifier")
 
 SIZES, LENGTH = (2, 3), 7
 """Numbers of texts by which it is found out what a layer is given of all texts alike, and their tokens."""
-
-TOLERANCE = 1e-3
-"""Largest difference, as a share of the largest value, between a text alone and beside others that have left."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +196,7 @@ def behaves(model: PreTrainedModel, exits: EarlyExits, rows: Rows) -> None:
     for at in range(count):
         expected = alone[0] if at == 0 else whole[at]
         x, y = (z if mask is None or z.shape[0] != mask.shape[1] else z[mask[at]] for z in (some[at], expected))
-        if (at == 0 or at not in leave) and bool((x - y).abs().max() > TOLERANCE * y.abs().max()):
+        if (at == 0 or at not in leave) and bool((x - y).abs().max() > exact(model) * y.abs().max()):
             raise ValueError(
                 f"{type(model).__name__} gives other outputs to a text beside others that have left its layers early: "
                 "it can have no early exits"

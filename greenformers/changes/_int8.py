@@ -108,11 +108,15 @@ def targets(model: nn.Module) -> list[tuple[str, nn.Module]]:
     # A packed attention reads the weights of its projections and never calls them.
     packed = [part for part in model.modules() if isinstance(part, nn.MultiheadAttention)]
     read = {id(part) for attention in packed for part in attention.modules()}
-    return [
+    fitting = [
         (path, module)
         for path, module in model.named_modules(remove_duplicate=False)
         if path and id(module) not in read and _fits(module)
     ]
+    # Where a module of another class holds the weight too, it would be left with a dense copy.
+    mine = Counter(id(module.weight) for module in {id(module): module for _, module in fitting}.values())
+    held = Counter(id(weight) for part in model.modules() for weight in part.parameters(recurse=False))
+    return [(path, module) for path, module in fitting if held[id(module.weight)] <= mine[id(module.weight)]]
 
 
 def int8_of(model: nn.Module) -> list[str]:

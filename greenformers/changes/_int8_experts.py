@@ -24,7 +24,7 @@ class Int8Experts(nn.Module):
 
     Attributes:
         quantised: q (E, m, n), int8.
-        scale: s (E, m), float32: one scale for each row of each expert.
+        scale: s (E, m), as of an int8 linear layer: one scale for each row of each expert.
         bias: Biases (E, m), None without.
     """
 

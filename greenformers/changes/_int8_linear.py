@@ -20,6 +20,7 @@ from greenformers.changes._int8_kernels import LEVELS, Kernel, kernel
 from greenformers.changes._made_of import MadeOf
 from greenformers.lowrank.computed import computed
 from greenformers.model._transformers import leave_as_made
+from greenformers.train.bf16 import HALVES
 
 JITTER = 1e-6
 
@@ -36,7 +37,7 @@ class Int8Linear(nn.Linear):
 
     Attributes:
         quantised: q (m, n), int8.
-        scale: s (m,), float32.
+        scale: s (m,), of the type of the dense weight if that is half precision, else float32.
     """
 
     bias: nn.Parameter | None  # type: ignore[assignment]  # so it is in nn.Linear too
@@ -99,7 +100,7 @@ class Int8Linear(nn.Linear):
         """The product with a step of each token, x ~ (a / 127) q with a = max |x|, which fuses with what is around."""
         largest = x.abs().amax(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)  # a (N, 1)
         q = (x * (LEVELS / largest)).round().to(torch.int8)
-        out = int8_matmul(q, self.quantised.T) * largest * (self.scale / LEVELS)
+        out = int8_matmul(q, self.quantised.T) * largest * (self.scale.float() / LEVELS)
         return out if self.bias is None else out + self.bias
 
     def _in_graph(self, x: Float[Tensor, "N n"]) -> Float[Tensor, "N m"]:
@@ -111,14 +112,14 @@ class Int8Linear(nn.Linear):
         q = ((x / step).round() + zero).clamp(0, 255) - 128  # signed, as the product takes it
         sums = int8_matmul(q.to(torch.int8), self.quantised.T)
         shift = (128 - zero) * self.quantised.sum(1, dtype=torch.int32)
-        out = (sums + shift) * (step * self.scale)
+        out = (sums + shift) * (step * self.scale.float())
         return out if self.bias is None else out + self.bias
 
     def _kernel(self) -> Kernel:
         """The product with the weight, which it packs; packed again only when the weight changes."""
         packed = self._packed
         if packed is None or not packed.fresh(own_parameters(self)):
-            packed = self._packed = MadeOf(own_parameters(self), kernel(self.quantised, self.scale, self.bias))
+            packed = self._packed = MadeOf(own_parameters(self), kernel(self.quantised, self.scale.float(), self.bias))
         return packed.value
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,12 +132,15 @@ def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.P
     Raises:
         ValueError: The weight holds values that are not finite.
     """
+    dtype = weight.dtype if weight.dtype in HALVES else torch.float32
     weight = weight.detach().float()
     if not bool(weight.isfinite().all()):
         raise ValueError("a weight holds values that are not finite")
-    scale = weight.abs().amax(-1).clamp(min=1e-12) / LEVELS
+    # Scales are of the type that the network is in, and the numbers are of these scales.
+    scale = (weight.abs().amax(-1).clamp(min=1e-12) / LEVELS).to(dtype).clamp(min=torch.finfo(dtype).tiny)
+    numbers = (weight / scale.float()[..., None]).round().clamp(-LEVELS, LEVELS)
     # In the order of rows, also where the weight is held transposed.
-    return fixed((weight / scale[..., None]).round().to(torch.int8).contiguous()), fixed(scale)
+    return fixed(numbers.to(torch.int8).contiguous()), fixed(scale)
 
 
 def fixed(x: Tensor) -> nn.Parameter:

@@ -75,9 +75,10 @@ class Removal(Change):
 
         from greenformers.solve.choose_units import check_budget
         from greenformers.solve.unit_cost import cost_of
+        from greenformers.solve.watch import telling
 
         assert given.calibration is not None
-        batch = given.calibration[0]
+        batch = telling(given.calibration)
         layers = self._layers(model, batch)
         if self.of != "latency":
             check_budget(layers, self.keep, cost_of(model, layers, self.of, batch), self.multiple)
@@ -130,8 +131,11 @@ class Removal(Change):
         self, model: "nn.Module", given: Given
     ) -> "tuple[list[Coupled], UnitCost, Choice, list[list[Point[int]]]]":
         """The layers, what they cost, which of their units stay, and what they lose with fewer of them."""
+        from greenformers.solve.watch import telling
+
         batches: Any = given.calibration
-        layers = in_order(model, self._layers(model, batches[0]), batches[0])
+        batch = telling(batches)
+        layers = in_order(model, self._layers(model, batch), batch)
         key = (self.name(), self.by, self.refit, self.of, self.multiple)
         return layers, *given.once(key, lambda: self._curves(model, layers, given))
 
@@ -165,6 +169,7 @@ class Removal(Change):
             ValueError: Its units are read elsewhere too.
         """
         from greenformers.changes._options import as_dict
+        from greenformers.solve.watch import telling
 
         batches: Any = given.calibration
         left = {layer.second: choice.left(layer, counts[layer.second]) for layer in layers}
@@ -172,7 +177,7 @@ class Removal(Change):
         before = {path: model.get_submodule(path) for layer in layers for path in layer.paths}
         with (
             fitted(model, layers, left, given) if self.refit else nullcontext(),
-            removed(model, layers, left, batches[0]) as stay,
+            removed(model, layers, left, telling(batches)) as stay,
         ):
             units = []
             for layer in layers:
@@ -313,6 +318,23 @@ def removed(
         first = {path: len(left[layer.second]) * rows.shape[1] for path, rows in layer.first.items()}
         width = len(left[layer.second]) * layer.columns.shape[1]
         _mark(model, layer.kind, first, layer.second, width, sizes[layer.second])
+        _realign(model, layer.second, left[layer.second].tolist())
+
+
+def _realign(model: Any, second: str, heads: list[int]) -> None:
+    """Number anew the heads that tell the times of words, where those of a layer that is one of them are fewer."""
+    from greenformers.changes._stacks import realign
+
+    parts = second.split(".")
+    if "decoder" in parts and "encoder_attn" in parts:
+        number = int(parts[parts.index("layers") + 1])
+
+        def now(layer: int, head: int) -> tuple[int, int] | None:
+            if layer != number:
+                return layer, head
+            return (layer, heads.index(head)) if head in heads else None
+
+        realign(model, now)
 
 
 def _mark(

@@ -1,12 +1,15 @@
 """The stacks of layers of a model of transformers, and its configuration changed to count fewer layers."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+
+from greenformers.model.block import Layer, number
 
 OF_DECODERS = ("decoder_layers", "num_decoder_layers")
 COUNTS = ("num_hidden_layers", "encoder_layers", "num_encoder_layers", "num_layers", "n_layer", "n_layers")
@@ -66,6 +69,22 @@ def check_shorter(model: PreTrainedModel, remaining: Mapping[str, Sequence[int]]
     if ours != theirs:
         which = next(key for key in sorted(ours.keys() | theirs.keys()) if ours.get(key) != theirs.get(key))
         raise ValueError(f"{name} cannot do with fewer layers: {which} would have another shape")
+    for path, places in remaining.items():
+        _check_numbers(name, left.get_submodule(path), built.get_submodule(path), places)
+
+
+def _check_numbers(name: str, left: Any, built: Any, places: Sequence[int]) -> None:
+    """Check that layers are built the same where they have other numbers than before."""
+    for now, (before, layer, again) in enumerate(zip(places, left, built, strict=True)):
+        for ours, theirs in zip(layer.modules(), again.modules(), strict=False):
+            for key, value in vars(ours).items():
+                other = vars(theirs).get(key, value)
+                # Stochastic depth is of training alone, and healing is without it.
+                if type(value) not in (bool, int, float, str) or "drop" in key:
+                    continue
+                if value == other or (value, other) == (before, now):
+                    continue
+                raise ValueError(f"{name} cannot do with these layers: {key} of a layer depends on its number")
 
 
 def _dense(cls: type[PreTrainedModel], config: Any) -> Any:
@@ -77,6 +96,7 @@ def _dense(cls: type[PreTrainedModel], config: Any) -> Any:
 
 def shorten(model: PreTrainedModel, remaining: Mapping[str, Sequence[int]]) -> None:
     """Drop layers, and count the remaining ones in the configurations of the model and of the models in it."""
+    _own_configs(model)
     for path, places in remaining.items():
         stack: Any = model.get_submodule(path)
         count = len(stack)
@@ -90,6 +110,44 @@ def shorten(model: PreTrainedModel, remaining: Mapping[str, Sequence[int]]) -> N
                 for name in PLACES:
                     if getattr(part, name, None) is not None:
                         setattr(part, name, place)
+            if isinstance(layer, Layer):
+                layer.index = place
+        if any(isinstance(layer, Layer) for layer in stack):
+            number(stack)
+        if "decoder" in path.split("."):
+            now = {before: place for place, before in enumerate(places)}
+            realign(model, partial(_moved, now))
+
+
+def _moved(now: Mapping[int, int], layer: int, head: int) -> tuple[int, int] | None:
+    return (now[layer], head) if layer in now else None
+
+
+def _own_configs(model: PreTrainedModel) -> None:
+    """Give a network configurations of its own, as another one may hold the same."""
+    copied: dict[int, Any] = {}
+    for part in model.modules():
+        held = vars(part).get("config")
+        if isinstance(held, PreTrainedConfig):
+            vars(part)["config"] = copy.deepcopy(held, copied)
+
+
+def realign(model: PreTrainedModel, now: Callable[[int, int], tuple[int, int] | None]) -> None:
+    """Number anew the heads by which Whisper tells the times of words.
+
+    Args:
+        model: The model.
+        now: Function from the number of a decoder layer and of a head in it to those now; None where it is gone.
+    """
+    settings: Any = getattr(model, "generation_config", None)
+    pairs = getattr(settings, "alignment_heads", None)
+    if not pairs:
+        return
+    left = [list(pair) for layer, head in pairs if (pair := now(layer, head)) is not None]
+    if left:
+        settings.alignment_heads = left
+    else:  # without any transformers says that there are no times of words
+        del settings.alignment_heads
 
 
 def _configs(model: PreTrainedModel, path: str) -> Iterator[PreTrainedConfig]:

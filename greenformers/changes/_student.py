@@ -193,8 +193,7 @@ class Student(nn.Module):
         precision = precision or self.precision
         with noted() as attended, products(precision, next(iter(batch.values())).device):
             out = network(**batch, output_hidden_states=True)
-        if precision != "fp32":
-            out, attended = widened((out, attended))
+        out, attended = widened((out, attended))
         stacks = states(out)
         vectors = None
         if any(self.weights.get(name) for name in POOLED):

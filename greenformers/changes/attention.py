@@ -89,10 +89,14 @@ class Attention(Change):
             ValueError: The model does not call the attention interface of transformers, or asks more of it than the
                 mechanism can do; there is no such layer or path; an option is unknown or out of range.
         """
+        import torch
+
         from greenformers.changes._options import as_dict
         from greenformers.changes._places import places, swap_attention
 
-        swapped = self._call(swap_attention, model, given)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(given.seed)
+            swapped = self._call(swap_attention, model, given)
         network: Any = model
         count = len(places(network, given.example if isinstance(given.example, dict) else None))
         units = [_unit(model, path, self.mechanism) for path in swapped]

@@ -166,6 +166,10 @@ class Heal(Change):
         """Check also that adapters stand beside weights of few bits."""
         from greenformers.changes.bits import Bits
 
+        if self.muon_rate is not None and (sparsifying := next((kind for kind in before if kind.sparsifies), None)):
+            raise ValueError(
+                f"muon_rate cannot follow {sparsifying.name()}: Muon makes one update of a whole matrix, zeros and all"
+            )
         if self.adapters is None:
             super().check_order(before)
             return
@@ -239,6 +243,7 @@ class Heal(Change):
         if given.part:
             return self._apply_to_block(model, given)
         from greenformers.changes._adapters import adapting
+        from greenformers.changes._block_healing import in_float32
         from greenformers.changes._distillation import Distillation, distances, heal, on_device
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
@@ -262,6 +267,7 @@ class Heal(Change):
             examples = Distillation(rows, self.schedule(given.seed))
         with ExitStack() as stack:
             stack.enter_context(on_device(training_device(), network, teacher))
+            stack.enter_context(in_float32(network))
             for block in self._rounding(model, given):
                 stack.enter_context(block)
             if self.adapters is not None:

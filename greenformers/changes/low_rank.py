@@ -119,6 +119,23 @@ class LowRank(Change):
         """Whether it looks at texts; of what is measured two processes would make two networks."""
         return "calibration" in self.uses and self.of != "latency" and not self.only_if_faster
 
+    def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
+        """Check also that the solver can spend the budget, and that there are weights to factorise."""
+        from greenformers.solve.factorise import check_budget
+        from greenformers.solve.units import pack, unpack
+        from greenformers.solve.walk import sites
+
+        super().check(model, before, given)
+        solver = self.solver or (CALIBRATED if given.calibration else DATA_FREE)
+        check_budget(self.budget(solver), solver)
+        if given.part or any(change.factorises for change in before):  # which may leave other layers than there are now
+            return
+        unpacked = unpack(model)
+        try:
+            sites(model, self.select)
+        finally:
+            pack(model, unpacked)
+
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Factorise the weights, see `greenformers.solve.factorise.factorise`.
 

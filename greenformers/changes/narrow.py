@@ -85,12 +85,16 @@ class Narrow(Change):
         """Check also that the network has such units and coordinates, and that its class builds these sizes."""
         from transformers import PreTrainedModel
 
+        from greenformers.data._pooling import pooling_of
+
         super().check(model, before, given)
         if not isinstance(model, PreTrainedModel):
             raise ValueError(
                 f"{type(model).__name__} is not a model of transformers, whose configuration the sizes belong to"
             )
-        self._student(model, given, trial=True)
+        _, sizes, _ = self._student(model, given, trial=True)
+        if sizes.hidden[0] != sizes.hidden[1] and any(hasattr(layer, "weight") for layer in pooling_of(model).layers):
+            raise ValueError("the modules behind the transformer take vectors of its hidden size: keep hidden as it is")
 
     def _student(
         self, model: "PreTrainedModel", given: Given, *, trial: bool = False
@@ -107,12 +111,13 @@ class Narrow(Change):
         from greenformers.solve.hidden_width import hidden_width
         from greenformers.solve.narrow import Exchange
         from greenformers.solve.student import cut_elsewhere, fit, turn
+        from greenformers.solve.watch import telling
 
         batches: Any = given.calibration
         small: Any = copy.deepcopy(model)
         left = self._fewer_layers(small, given, trial)
         width = hidden_width(small, batches[0], shared=True)
-        units = units_of(small, batches[0])
+        units = units_of(small, telling(batches))
         sizes = sizes_of(small, width, units, left, hidden=self.hidden, heads=self.heads, neurons=self.neurons)
         drawn = trial or self.start == "random"
         attention = self._fewer_units(small, units, sizes, given, drawn)
@@ -135,6 +140,9 @@ class Narrow(Change):
         values = small.state_dict()
         classes.check_shapes(skeleton, values)
         student = small if trial else classes.built(model, config, given.seed)
+        for name in classes.KEPT:
+            if name in vars(small):
+                vars(student)[name] = vars(small)[name]
         if not drawn:
             student.load_state_dict(values)
             head: Any = student.get_output_embeddings()  # as many outputs as words: too many to hold for all examples
@@ -165,6 +173,7 @@ class Narrow(Change):
         from greenformers.solve.coupled import among
         from greenformers.solve.refit import moments
         from greenformers.solve.seen import Seen
+        from greenformers.solve.watch import telling
 
         batches: Any = given.calibration
         counts = {
@@ -176,7 +185,7 @@ class Narrow(Change):
         fewer = [layer for kind in units.values() for layer in kind if layer.second in counts]
         if not fewer:
             return units["heads"]
-        layers, left = in_order(small, fewer, batches[0]), {}
+        layers, left = in_order(small, fewer, telling(batches)), {}
         choice = None if drawn else choice_of("fit", small, layers, given)
         seen = None if drawn else Seen(small, batches, given.memory)
         for layer in layers:
@@ -187,7 +196,7 @@ class Narrow(Change):
                 left[layer.second] = choice.left(layer, counts[layer.second])
         with (
             nullcontext() if drawn else fitted(small, layers, left, given),
-            removed(small, layers, left, batches[0]) as stay,
+            removed(small, layers, left, telling(batches)) as stay,
         ):
             stay()
         return [among(layer, left[layer.second]) if layer.second in left else layer for layer in units["heads"]]

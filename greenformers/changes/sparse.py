@@ -109,7 +109,7 @@ class Sparse(Change):
         unreached: list[Site] = []
         if self.by in LOOKING:
             assert given.calibration is not None
-            traced = trace(model, sites, given.batch)
+            traced = trace(model, sites, given.batch, given.calibration)
             unreached = traced.unreached
             if unreached and self.select is not None:
                 raise ValueError(f"the data does not reach {unreached[0].path!r}, which is selected: leave it out")

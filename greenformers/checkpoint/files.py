@@ -1,6 +1,7 @@
 """Files of a checkpoint, which anyone may have written: what is read of them, and what is refused."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def check_weights(folder: Path) -> list[Path]:
         names = ["model.safetensors"]
     for name in names:
         path = folder / name
-        if Path(name).name != name or path.resolve().parent != folder.resolve():
+        if Path(name).name != name or not name or not _inside(path):
             raise ValueError(f"{index} names {name!r}, which is not a file of its folder: not read")
         if not path.is_file():
             pickles = sorted(file.name for file in folder.glob("*.bin")) + sorted(f.name for f in folder.glob("*.pt"))
@@ -84,6 +85,19 @@ def check_weights(folder: Path) -> list[Path]:
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {line(error)}") from error
     return [folder / name for name in names]
+
+
+def _inside(path: Path) -> bool:
+    """Whether a file is one of its folder; in the hub's cache the files of a snapshot are links to its blobs."""
+    folder = path.parent.resolve()
+    if path.resolve().parent == folder:
+        return True
+    for at in (folder, *folder.parents):
+        if at.parent.name == "snapshots" and at.parent.parent.name.startswith("models--"):
+            # One step only: blobs may be links to a place that several caches share.
+            blobs = at.parent.parent / "blobs"
+            return path.is_symlink() and Path(os.path.normpath(folder / os.readlink(path))).parent == blobs
+    return False
 
 
 def check_complete(info: dict[str, Any], folder: Path) -> None:

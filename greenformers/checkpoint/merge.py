@@ -14,6 +14,9 @@ def merge(model: nn.Module) -> int:
     Raises:
         ValueError: A change that came after the others cannot be undone.
     """
+    for change in changes_of(model):
+        if change.freezes:
+            change.revert(model)  # which raises, before others are undone
     count = sum(change.revert(model) for change in reversed(changes_of(model)))
     mark(model)
     if not changes_of(model):

@@ -27,7 +27,7 @@ from jaxtyping import Int
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from greenformers.changes._bits_layers import BitsLinear, Packed
 from greenformers.changes._coded import coded, opened
@@ -274,6 +274,8 @@ def load_pack_quantized(folder: Path, cls: type[PreTrainedModel]) -> PreTrainedM
     missing = vars(model).pop(MISSING, [])
     if missing:
         raise ValueError(f"{folder}: the network has no layer {missing[0]!r}")
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model.eval()
 
 

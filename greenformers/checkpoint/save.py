@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes import kind
+from greenformers.changes._narrowed import described as narrowed
 from greenformers.changes._recipe import RECIPE, recipe_text
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.description import STRUCTURE
 from greenformers.checkpoint.pooling import check_carried, is_sentence_transformer, know, transformer_in
-from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder
+from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder, set_width
 from greenformers.checkpoint.structure import CHANGED, mark, structure
 from greenformers.checkpoint.trial import try_again
 from greenformers.data._pooling import pooling_of
@@ -93,7 +94,10 @@ def save(
         describe(unfinished, model, report, card)
         try_again(unfinished, model, example)
         if isinstance(model, PreTrainedModel) and (unfinished / MODULES).is_file():
-            check_carried(unfinished, pooling_of(model), model.config.get_text_config().hidden_size)
+            left = next(iter((narrowed(model) or {}).values()), None)
+            width = model.config.get_text_config().hidden_size if left is None else left["width"]
+            set_width(unfinished, width)
+            check_carried(unfinished, pooling_of(model), width)
     return folder
 
 
@@ -207,9 +211,10 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str, poole
     """The model card: how to load the model (`pooled`: by sentence-transformers too), its costs, and what was done."""
     name = type(model).__name__
     changes = [kind(name) for name in structure(model).order]
+    foreign = not all(change.built_by_the_class for change in changes)
     if not isinstance(model, PreTrainedModel):
         loading = f'import greenformers\n\nmodel = greenformers.load("this folder", into={name}(...))  # the dense one'
-    elif changes:
+    elif foreign:
         loading = (
             "import greenformers  # registers the plug-in, for all that follows\n"
             f"from transformers import {name}\n\n"
@@ -221,14 +226,15 @@ def card_of(model: nn.Module, report: CompressionReport | None, card: str, poole
     if pooled:
         loading += f"\n\n{SENTENCES}"
     said = "".join(f"\n- `{change.name()}`: {(change.__doc__ or '').splitlines()[0]}" for change in changes)
-    warning = (
+    differs = (
         f"What differs from the network that its class builds:\n{said}\n\n`greenformers` must be installed to load it: "
         "without it `transformers` stops, because one weight has a dimension more than it expects."
     )
+    own = "It is the network that its class builds of this configuration: nothing else is needed to load it."
     parts = [
         f"---\n{MARK}\ntags: [greenformers]\n---",
         f"# {name}, compressed",
-        warning if changes else "It is the network that its class builds: nothing else is needed to load it.",
+        differs if foreign else own if not changes else f"{own} What was changed:\n{said}",
         f"```python\n{loading}\n```",
         card,
         "" if report is None else f"## What was done\n\n{report.markdown()}",

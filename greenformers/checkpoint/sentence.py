@@ -27,7 +27,9 @@ WEIGHTED = ("Dense", "LayerNorm")
 """Modules that have weights."""
 
 FROM_THE_HUB = [MODULES, SETTINGS, OF_THE_TRANSFORMER, *(f"*_*/*.{end}" for end in ("json", "safetensors", "txt"))]
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json")
+TOKENIZER = (
+    "tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+)  # fmt: skip
 ENDLESS = 10**6
 """Length in tokens from which on the length in a tokenizer's file means that there is no limit."""
 
@@ -94,6 +96,17 @@ class SentenceFolder:
             settings = read_json(path)
             if length is not None and settings.get("max_seq_length") not in (None, length):
                 path.write_text(json.dumps(settings | {"max_seq_length": length}, indent=2) + "\n")
+
+
+def set_width(out: Path, width: int) -> None:
+    """Have the pooling modules of a written folder say the width of the states that they pool."""
+    for entry in listed(out):
+        path = out / entry["path"] / "config.json"
+        if entry["type"].endswith(".Pooling") and path.is_file():
+            said = read_json(path)
+            sizes = {key: width for key in ("embedding_dimension", "word_embedding_dimension") if key in said}
+            if said | sizes != said:
+                path.write_text(json.dumps(said | sizes, indent=2) + "\n")
 
 
 def _headless(cls: type[PreTrainedModel]) -> bool:

@@ -55,7 +55,8 @@ class Statistics:
         inputs: C = sum x x^T (n, n), where x is the input of the layer after the layers before it were compressed.
         cross: Sum y x^T (m, n), where y = W x0 is the output in the dense model, without bias. For sequential solvers.
         total: Sum y^T y of these outputs, or sum y^T G y: the errors of sequential solvers are relative to it.
-        gradients: G = sum d d^T (m, m) over gradients d of the loss in the outputs. For solvers with a loss.
+        gradients: G = E d d^T (m, m) over gradients d of the loss in the outputs, up to a factor. For solvers with a
+            loss.
         outputs: Sum y y^T (m, m), in place of `inputs` where only the spectrum is computed.
         mean: Mean of x (n,), where the sums above are of x and y less their means, which a bias makes up for.
         output_mean: Mean of y (m,), in the same case.

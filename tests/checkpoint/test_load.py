@@ -20,6 +20,7 @@ from greenformers.changes import Attention, Int8, Layers, LowRank
 from greenformers.changes._recipe import RECIPE
 from greenformers.changes._units import groups_of, ranks_of
 from greenformers.checkpoint.description import STRUCTURE
+from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.save import REPORT
 
 WEIGHTS = "model.safetensors"
@@ -432,3 +433,22 @@ def test_damaged_descriptions_are_refused(
         greenformers.load(folder)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 800
+
+
+def test_a_snapshot_of_the_cache_of_the_hub(tmp_path: Path) -> None:
+    model = network("bert", "BertModel")
+    model.save_pretrained(tmp_path / "plain")
+    root = tmp_path / "hub" / "models--me--tiny"
+    snapshot = root / "snapshots" / "abc"
+    (root / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for file in (tmp_path / "plain").iterdir():
+        shutil.copy(file, root / "blobs" / file.name)
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    again, _ = pretrained(str(snapshot))
+    assert all(x.equal(again.state_dict()[name]) for name, x in model.state_dict().items())
+    assert type(greenformers.load(snapshot)) is type(model)
+    (tmp_path / "elsewhere").write_bytes((root / "blobs" / "model.safetensors").read_bytes())
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    refused(snapshot, "is not a file of its folder")

@@ -10,6 +10,7 @@ from models import folder
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
+from zoo import network
 
 import greenformers
 from greenformers import compress
@@ -193,3 +194,12 @@ def test_only_the_files_of_the_index_are_read(tmp_path: Path) -> None:
     save_pack_quantized(model, tmp_path / "packed")
     save_file({"of.another.model": torch.ones(2)}, tmp_path / "packed" / "consolidated.safetensors")
     assert torch.equal(outputs(greenformers.load(tmp_path / "packed")), outputs(model))
+
+
+def test_settings_of_generation_come_along(tmp_path: Path) -> None:
+    model = network("llama", pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model.generation_config.update(eos_token_id=[2, 5], max_new_tokens=7)
+    greenformers.compress(model, Bits(by="rounding", group=4))
+    save_pack_quantized(model, tmp_path / "packed")
+    again = greenformers.load(tmp_path / "packed").generation_config
+    assert (again.eos_token_id, again.max_new_tokens) == ([2, 5], 7)

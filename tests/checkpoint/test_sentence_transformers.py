@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 from zoo import network
 
 import greenformers
-from greenformers.changes import Heal, Int8, LowRank
+from greenformers.changes import Heal, Int8, LowRank, Narrow
 from greenformers.checkpoint import sentence
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.pretrained import pretrained
@@ -305,3 +305,14 @@ def test_without_greenformers_nothing_is_loaded(bert: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert shown.returncode != 0
     assert "ignore_mismatched_sizes" in shown.stderr
+
+
+def test_narrower_vectors_are_said_to_be_narrower(bert: Path, tmp_path: Path) -> None:
+    whole = SentenceTransformer(modules=[Transformer(str(bert), max_seq_length=LONGEST), Pooling(32)], device="cpu")
+    greenformers.compress(whole, Narrow(hidden=24), texts=sentences(40))
+    again = SentenceTransformer(str(greenformers.save(whole, tmp_path / "narrow")), device="cpu")
+    assert again.get_embedding_dimension() == again.encode("bar").shape[0] == 24
+    modules = [Transformer(str(bert), max_seq_length=LONGEST), Pooling(32), Dense(32, 16)]
+    whole = SentenceTransformer(modules=modules, device="cpu")
+    with pytest.raises(ValueError, match="take vectors of its hidden size: keep hidden as it is"):
+        greenformers.compress(whole, Narrow(hidden=24), texts=sentences(40))
