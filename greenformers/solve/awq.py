@@ -5,10 +5,12 @@ W diag(s) is rounded and x / s multiplied by it, with s_j = a_j^p / sqrt(max a^p
 a_j of input j, and that p of 0, 0.05, ..., 0.95 that loses least of the layer's output, tr D C D^T of the change D.
 """  # noqa: D205
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from greenformers.solve.grid import Form, Grid
+from greenformers.train.bf16 import HALVES
 
 POWERS = tuple(step / 20 for step in range(20))
 
@@ -25,12 +27,12 @@ def awq(
         clip: Take narrower ranges, see `Grid.of`, where these lose less by the sizes of inputs.
         form: The form of the grids.
     """
-    W = W.to(C.dtype)
+    dtype, W = W.dtype if W.dtype in HALVES else torch.float32, W.to(C.dtype)
     a = size.clamp(min=1e-4 * float(size.mean()) or 1)  # a silent input is scaled as a small one
     best: tuple[float, Tensor, Grid, Tensor] | None = None
     for power in POWERS:
         s = a**power
-        s = (s / (s.max() * s.min()).sqrt()).float()
+        s = (s / (s.max() * s.min()).sqrt()).to(dtype).float()  # as it will be held
         grid = Grid.of(W * s, form)
         q = grid.round(W * s)
         D = grid.values(q) / s - W

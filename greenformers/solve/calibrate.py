@@ -44,8 +44,8 @@ def covariances(
     """The statistics of every site, one entry for each of its matrices, in the order of execution.
 
     `inputs` is the sum of x x^T over the inputs, C; for an embedding it holds the counts of its entries, (V,).
-    `gradients` is the sum of d d^T over the gradients of `loss` in the outputs, G, if a loss is given. All sums are in
-    float64, on the model's device.
+    `gradients` is the mean of d d^T over the gradients of `loss` in the outputs, G, if a loss is given; of an embedding
+    the mean of the squares of d, a number. All sums are in float64, on the model's device.
 
     For a layer with a bias x is centred by its mean, which is `mean`: what a constant input adds to the output, the
     bias can add too.
@@ -78,6 +78,7 @@ def covariances(
         for group in portion:
             for site in group:
                 yield site, _statistics(site, group[0], sums)
+        sums.clear()  # before those of the next portion are made
 
 
 def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> list[Statistics]:
@@ -88,7 +89,9 @@ def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> lis
     if not C.isfinite().all():
         raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
     if site.kind == "embedding":
-        return [Statistics(C)]
+        felt = sums.get((site.path, "felt"))
+        # A gradient that is the same in all directions, in the mean over positions.
+        return [Statistics(C, gradients=None if felt is None else felt / (C.sum() * site.n))]
     if G is not None and not G.isfinite().all():
         raise ValueError(f"the gradients in {site.path!r} are not finite on the calibration data")
     count = sums[first.path, "count"]
@@ -96,9 +99,9 @@ def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> lis
     if has_bias(site):
         C = C - count * mean[:, :, None] * mean[:, None, :]
     if outputs:
-        return [Statistics(outputs=C[0], gradients=None if G is None else G[0])]
+        return [Statistics(outputs=C[0], gradients=None if G is None else G[0] / count)]
     return [
-        Statistics(C[g], gradients=None if G is None else G[g], mean=mean[g] if has_bias(site) else None)
+        Statistics(C[g], gradients=None if G is None else G[g] / count, mean=mean[g] if has_bias(site) else None)
         for g in range(site.groups)
     ]
 
@@ -317,6 +320,8 @@ def _collect(
         if site.kind == "experts":
             for expert, part in experts.rows_of(d, args[1], given):
                 running.products((site.path, "G", expert), part[None])
+        elif site.kind == "embedding":
+            running.add((site.path, "felt"), unpadded(d, d.shape[:-1], given).double().square().sum())
         else:
             running.products((site.path, "G"), out_rows(site, d, given))
 
@@ -333,8 +338,7 @@ def _collect(
             # The graph begins at the first site: nothing before it needs a gradient. A clone, for what follows may
             # change its input in place, and must not a leaf.
             out = out if out.requires_grad else out.detach().requires_grad_().clone()
-            if site.kind != "embedding":
-                out.register_hook(lambda d: felt(site, args, d, given))
+            out.register_hook(lambda d: felt(site, args, d, given))
             return out
 
         return hook

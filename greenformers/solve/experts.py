@@ -67,7 +67,7 @@ def statistics(site: Site, sums: Mapping[Hashable, Tensor], centred: bool) -> li
                 raise ValueError(f"the {label} expert {expert} of {site.path!r} are not finite on the calibration data")
         if centred:
             C = C - count * mean[:, None] * mean
-        G = None if G is None else _shrunk(G, count)
+        G = None if G is None else _shrunk(G, count) / count.clamp(min=1)
         by_expert.append(Statistics(_shrunk(C, count), gradients=G, mean=mean if centred else None))
     return by_expert
 

@@ -94,7 +94,7 @@ def factorise(
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
-            traced = trace(model, selected, example)
+            traced = trace(model, selected, example, batches or ())
             unreached = traced.unreached
             if unreached and select is not None:
                 raise ValueError(
@@ -150,11 +150,16 @@ def factorise(
 def _budget(budget: float | Budget, solver: str) -> Budget:
     if not isinstance(budget, Budget):
         return Budget(budget, "hull" if solver in SPECTRAL else "uniform")
+    check_budget(budget, solver)
+    return budget
+
+
+def check_budget(budget: Budget, solver: str) -> None:
+    """Raise ValueError where a solver does not tell what is needed to spend a budget."""
     if budget.needs_spectrum and solver not in SPECTRAL:
         raise ValueError(
             f"solver {solver!r} has no spectrum for a budget {budget.how!r}; uniform shares or one rank do without"
         )
-    return budget
 
 
 def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:

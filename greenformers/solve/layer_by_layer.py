@@ -65,7 +65,9 @@ def layer_by_layer(
         ValueError: Inputs or weights are not finite. The weights are then as they were.
     """
     seen, errors = Seen(model, batches, memory), dict[str, float]()
-    with restored_by_errors([site.module for group in traced.groups for site in group]):
+    sites = [site for group in traced.groups for site in group]
+    layers = {id(layer): layer for site in sites for layer in map(model.get_submodule, site.paths)}
+    with restored_by_errors([*layers.values()]):
         for number, group in enumerate(traced.groups):
             biased = {site.path: shift and getattr(site.module, "bias", None) is not None for site in group}
             by_bias = _inputs(seen, group[0], len(traced.shapes[group[0].path]), set(biased.values()))
@@ -77,12 +79,19 @@ def layer_by_layer(
                 Q = solve(site, W, given)
                 errors[site.path] = error(W, Q, given.C)
                 if biased[site.path]:
-                    bias: Any = site.module.bias
-                    with torch.no_grad():
-                        bias += ((W.double() - Q.double()) @ given.mean).to(bias.dtype)
+                    shifted = (W.double() - Q.double()) @ given.mean
+                    for bias in _biases(model, site):
+                        with torch.no_grad():
+                            bias += shifted.to(bias.dtype)
                 write(site, Q)
             progress((number + 1) / len(traced.groups))
     return errors
+
+
+def _biases(model: nn.Module, site: Site) -> list[Tensor]:
+    """The biases of all layers of a weight."""
+    biases: list[Any] = [model.get_submodule(path).bias for path in site.paths]
+    return list({id(bias): bias for bias in biases if bias is not None}.values())
 
 
 def write(site: Site, W: Tensor) -> None:
@@ -110,7 +119,7 @@ def _inputs(seen: Seen, site: Site, calls: int, about_mean: set[bool]) -> dict[b
 
     def sums() -> dict[bool, Inputs]:
         total = Sums(seen.batches)
-        rows = (x for x, _ in seen.rows(site.path, calls) if len(x))
+        rows = (x for x, _ in seen.rows(site.path, calls, site.paths[1:]) if len(x))
         begun = next(rows, None)
         # Products are in float32: of numbers about the mean of the first ones, or nothing would be left of those that
         # hardly change.

@@ -15,6 +15,9 @@ from greenformers.solve.share import Share
 from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
 from greenformers.train.processes import processes, rank
 
+WIDE, NARROW = 2048, 512
+"""Outputs of a position of which all are compared; and the random sums of them that are, where there are more."""
+
 
 def own(model: nn.Module, batch: Batch) -> Tensor:
     """The loss that the model computes for the labels of the batch, or for its own next tokens.
@@ -49,9 +52,9 @@ def generates(model: nn.Module) -> bool:
 class Movement:
     """<v, output> for a probe v drawn anew for each batch, v ~ N(0, I), from the seed and the number of the batch.
 
-    The output of a classifier or language model is its logits; that of an encoder is the sentence embedding at unit
-    length: the mean over the positions that are no padding, or the model's own pooling. Any other network's is the
-    first tensor that it returns.
+    The output of a classifier or language model is its logits, at positions that are no padding; that of an encoder is
+    the sentence embedding at unit length: the mean over the positions that are no padding, or the model's own pooling.
+    Any other network's is the first tensor that it returns.
 
     Args:
         seed: Seed of the probes.
@@ -68,17 +71,28 @@ class Movement:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The projection of the output on the next probe."""
-        out = output(call(model, batch), batch, pooling_of(model))
+        with padding(model) as masks:
+            masks.begin(batch)
+            out = output(call(model, batch), batch, pooling_of(model))
+            given = masks.at(out)
         self.generator.manual_seed(Random(f"{self.seed} {self.number}").getrandbits(32))
         self.number += self.step
         v = torch.randn(out.shape, generator=self.generator).to(out)
-        return (v * out).sum()
+        mask = next((mask for mask in given.values() if out.dim() > 2 and out.shape[:2] == mask.shape), None)
+        return (v * out).sum() if mask is None else (v * out)[mask].sum()
 
 
 def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tensor:
     """The tensor that the network is used for, of all that it returns; states of an encoder are pooled by `pool`."""
     if isinstance(returned, Tensor):
         return returned
+    start, end = (getattr(returned, f"{name}_logits", None) for name in ("start", "end"))
+    if start is not None and end is not None:
+        return torch.stack((start, end), -1)  # question answering: (B, N, 2)
+    named = returned.items() if isinstance(returned, Mapping) else ()
+    several = [x for name, x in named if name.endswith("logits") and isinstance(x, Tensor) and "router" not in name]
+    if len(several) > 1 and len({len(x) for x in several}) == 1:
+        return torch.cat([x.flatten(1) for x in several], 1)
     logits = getattr(returned, "logits", None)
     if logits is not None:
         return logits
@@ -115,7 +129,13 @@ def difference(model: nn.Module, batches: Sequence[Batch], loss: Loss | None = N
         with padding(model) as masks:
             masks.begin(batch)
             given = output(call(model, batch), batch, pooling_of(model)).float()
-            return unpadded(given, given.shape[:-1], masks.masks)
+            rows = unpadded(given, given.shape[:-1], masks.at(given))
+            return rows if rows.shape[-1] <= WIDE else rows @ projection(rows)
+
+    def projection(rows: Tensor) -> Tensor:
+        """A random matrix (n, `NARROW`) that keeps squared distances in the mean: a vocabulary has many scores."""
+        draw = torch.Generator().manual_seed(0)
+        return torch.randn(rows.shape[-1], NARROW, generator=draw).to(rows) * NARROW**-0.5
 
     whole = [outputs(number) for number in range(len(batches))]
     return lambda number: (outputs(number) - whole[number]).square().sum().item()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from greenformers.lowrank.factorize import root
+from greenformers.lowrank.factorize import Statistics, factorize
 from greenformers.solve.grid import Form, Grid
 from greenformers.solve.sparsify import damped
 
@@ -36,17 +36,15 @@ def corrected(
         rounded: Function that rounds a weight, see `greenformers.solve.gptq`.
     """
     H = damped(C)
-    S, inverse = root(H)
-    W = W.to(S.dtype)
+    W = W.to(H.dtype)
     left: Tensor = torch.zeros_like(W)
     best: tuple[float, Rounded, Rounded, Rounded] | None = None
     for _ in range(TURNS):
         q = rounded(W - left)
-        Q = q[1].values(q[0]).to(S.dtype)
-        U, z, Vh = torch.linalg.svd((W - Q) @ S, full_matrices=False)
-        half = z[:rank].sqrt()
-        L, R = (narrow(part.float()) for part in (U[:, :rank] * half, half[:, None] * (Vh[:rank] @ inverse)))
-        left = (L[1].values(L[0]) @ R[1].values(R[0])).to(S.dtype)
+        Q = q[1].values(q[0]).to(H.dtype)
+        rest = factorize(W - Q, rank, "activation", Statistics(H))
+        L, R = (narrow(part.float()) for part in (rest.decoder[:, :rank], rest.encoder[:rank]))
+        left = (L[1].values(L[0]) @ R[1].values(R[0])).to(H.dtype)
         D = W - Q - left
         lost = ((D @ H) * D).sum().item()
         if best is None or lost < best[0]:

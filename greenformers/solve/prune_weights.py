@@ -23,6 +23,9 @@ Progress = Callable[[float], None]
 def prune_by_weights(sites: Sequence[Site], solver: str, *, keep: float, two_of_four: bool) -> dict[str, float]:
     """Prune layers by their weights alone, in place. The relative errors |W - Q| / |W|, by path."""
     weights = [site.matrices()[0] for site in sites]
+    for site, W in zip(sites, weights, strict=True):
+        if not W.isfinite().all():
+            raise ValueError(f"{site.path}: the weight holds values that are not finite")
     if solver == "magnitude_all":
         pruned = magnitude_all(weights, keep=keep)
     else:

@@ -34,19 +34,22 @@ class Seen:
             order = layers(model, lambda: call(model, batches[0]))
         self.replay = Replay(model, order, len(batches), memory)
 
-    def rows(self, path: str, calls: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def rows(self, path: str, calls: int, others: Sequence[str] = ()) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs (positions, n) and outputs (positions, m) of a layer on each batch, float32 or wider, no padding.
 
         Args:
             path: Path of the layer. Layers before the one around it are finished.
             calls: How often a pass calls it.
+            others: Paths of layers of the same weight, whose rows count as well.
         """
         with evaluating(self.model), torch.no_grad():
             self.replay.advance(path, lambda number: call(self.model, self.batches[number]))
         for number in range(len(self.batches)):
-            yield self._pass(path, calls, number)
+            rows = self._pass((path, *others), calls, number)
+            if rows is not None:  # a layer of an expert may be reached by some batches only
+                yield rows
 
-    def _pass(self, path: str, calls: int, number: int) -> tuple[Tensor, Tensor]:
+    def _pass(self, paths: Sequence[str], calls: int, number: int) -> tuple[Tensor, Tensor] | None:
         given: list[Tensor] = []
         gives: list[Tensor] = []
 
@@ -57,7 +60,8 @@ class Seen:
             if len(given) == calls:
                 raise Reached
 
-        handle = self.model.get_submodule(path).register_forward_hook(positional(see), with_kwargs=True)
+        layers = {id(layer): layer for layer in map(self.model.get_submodule, paths)}.values()
+        handles = [layer.register_forward_hook(positional(see), with_kwargs=True) for layer in layers]
         try:
             with (
                 evaluating(self.model), torch.no_grad(), padding(self.model) as masks, self.replay.resumed(number),
@@ -67,8 +71,9 @@ class Seen:
                 masks.begin(batch)
                 call(self.model, batch)
         finally:
-            handle.remove()
-        return torch.cat(given), torch.cat(gives)
+            for handle in handles:
+                handle.remove()
+        return (torch.cat(given), torch.cat(gives)) if given else None
 
 
 def summed(networks: Sequence[Seen], sums: Callable[[], T], finite: Callable[[T], bool]) -> T:

@@ -241,6 +241,8 @@ class _Passes:
                 masks.begin(batch)
                 with self.now.resumed(number), suppress(Reached):
                     call(self.model, batch)
+                if not parts:
+                    raise _other_positions(site)
                 yield torch.cat(parts, -1 if site.kind == "embedding" else -2)
 
     def _beside(self, index: int) -> "Iterator[tuple[Tensor, dict[Key, list[Tensor]]]]":
@@ -250,6 +252,8 @@ class _Passes:
         if self.dense.holds(group.keys):
             held = {key: self.dense.take(key) for key in group.keys}
             for number, x in enumerate(self._now(site, numbers)):
+                if any(len(batches) <= number for batches in held.values()):
+                    raise _other_positions(site)
                 yield x, {key: batches[number] for key, batches in held.items()}
             return
         for number in numbers:
@@ -269,11 +273,20 @@ class _Passes:
             sums.add("x", x.sum(1))
             sums.add("count", x.new_tensor(x.shape[1]))
             for key, parts in dense.items():
+                if not parts or sum(part.shape[-2] for part in parts) != x.shape[-2]:
+                    raise _other_positions(site)
                 before = torch.cat(parts, -2)
                 sums.products((key, "cross"), before, x)
                 sums.products((key, "own"), before)
                 sums.add((key, "mean"), before.sum(1))
         return sums.done()
+
+
+def _other_positions(site: Site) -> ValueError:
+    """Some layers of experts see what is routed to them, which changes with the layers before them."""
+    return ValueError(
+        f"{site.path}: it reads other positions once the layers before it are changed: take solver activation or loss"
+    )
 
 
 def _statistics(site: Site, key: Key, sums: Mapping[Hashable, Tensor], gradients: Gradients | None) -> list[Statistics]:

@@ -78,7 +78,7 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
         if site.kind == "embedding" and solver in CALIBRATED:
             counts = seen[0].inputs
             assert counts is not None
-            return _by_frequency(site, weights[0], rank, counts)
+            return _by_frequency(site, weights[0], rank, counts, seen[0].gradients)
         # Each group draws other numbers.
         parts = enumerate(zip(weights, seen, strict=True))
         factored = [factorize(W, rank, solver, at, seed + group) for group, (W, at) in parts]
@@ -105,13 +105,19 @@ def _padded(energies: Tensor, length: int) -> Tensor:
     return torch.cat([energies, energies.new_zeros(length - len(energies))])
 
 
-def _by_frequency(site: Site, W: Tensor, rank: int, counts: Tensor) -> Solved:
-    """The factors of an embedding: a row weighs as often as it is looked up; rows never seen count as seen once."""
+def _by_frequency(site: Site, W: Tensor, rank: int, counts: Tensor, felt: Tensor | None) -> Solved:
+    """The factors of an embedding: a row weighs as often as it is looked up; rows never seen count as seen once.
+
+    Beside linear layers its errors count by the mean square `felt` of the gradients in its outputs, where it is known.
+    """
     weight = (counts.double() + 1).sqrt()[:, None]
     factors = factorize(weight * W.double(), rank, "svd")
     decoder, encoder = (factors.decoder / weight).to(W.dtype), factors.encoder.to(W.dtype)
     total, curve = errors(weight * W.double(), Factors(weight * decoder.double(), encoder, None), Statistics())
-    return Solved(site, decoder[None], encoder[None], factors.energies, total, curve, [Statistics()])
+    energies = factors.energies
+    if energies is not None and felt is not None:
+        energies, total, curve = energies * felt, total * float(felt), curve * felt
+    return Solved(site, decoder[None], encoder[None], energies, total, curve, [Statistics()])
 
 
 def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
@@ -130,7 +136,8 @@ def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
         if site.kind == "embedding":
             counts = seen[0].inputs
             assert counts is not None
-            return spectrum((counts.double() + 1).sqrt()[:, None] * weights[0].double())
+            energies = spectrum((counts.double() + 1).sqrt()[:, None] * weights[0].double())
+            return energies if seen[0].gradients is None else energies * seen[0].gradients
         return torch.stack([spectrum(W, solver, at) for W, at in zip(weights, seen, strict=True)]).sum(0)
     except ValueError as error:
         raise ValueError(f"{site.path}: {error}") from error

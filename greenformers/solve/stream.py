@@ -93,15 +93,8 @@ class Stream:
                 itemsize = tensor.element_size()
             else:
                 part = self._solved(site, path, key, rank)
-                stem = key.removesuffix(".weight")
-                weight = ".weight" if site.kind == "linear" else ""  # each factor of an LED is a linear layer
-                yield f"{stem}.decoder{weight}", part.decoder[..., :rank].flatten(0, 1).contiguous()
-                encoder = part.encoder[:, :rank].flatten(0, 1)
-                if site.kind == "conv":
-                    kernel: Any = site.module
-                    encoder = encoder.unflatten(1, kernel.weight.shape[1:])
-                yield f"{stem}.encoder{weight}", encoder.contiguous()
-                itemsize = encoder.element_size()
+                yield from _factors(site, key.removesuffix(".weight"), part, rank)
+                itemsize = part.encoder.element_size()
             if site is not None:
                 self.layers.append(LayerReport.of(site, part, rank, itemsize))
             self._progress("factorising", (number + 1) / len(stored))
@@ -128,7 +121,28 @@ class Stream:
 
     def _solved(self, site: Site, file: Path, key: str, rank: int) -> Solved:
         with opened(site, file, key):
-            return solve(site, rank, self.solver, seed=self._seed)
+            return solve(site, rank, self.solver, seed=self._seed + self._number(site))
+
+    def _number(self, site: Site) -> int:
+        """What a weight adds to the seed of solvers that draw, as in memory."""
+        if self.solver in SPECTRAL:
+            return 0
+        return [other.path for other in self._sites if self._ranks.get(other.path) is not None].index(site.path)
+
+
+def _factors(site: Site, stem: str, part: Solved, rank: int) -> Iterator[tuple[str, Tensor]]:
+    """The factors of a site by the names that they have in a checkpoint."""
+    if site.kind == "experts":
+        yield f"{stem}.decoders.weight", part.decoder[..., :rank].contiguous()
+        yield f"{stem}.encoders.weight", part.encoder[:, :rank].contiguous()
+        return
+    weight = ".weight" if site.kind == "linear" else ""  # each factor of an LED is a linear layer
+    yield f"{stem}.decoder{weight}", part.decoder[..., :rank].flatten(0, 1).contiguous()
+    encoder = part.encoder[:, :rank].flatten(0, 1)
+    if site.kind == "conv":
+        kernel: Any = site.module
+        encoder = encoder.unflatten(1, kernel.weight.shape[1:])
+    yield f"{stem}.encoder{weight}", encoder.contiguous()
 
 
 @contextmanager

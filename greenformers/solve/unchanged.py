@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from greenformers._torch import leaves
 from greenformers.data._pooling import pooling_of
 from greenformers.measure.quality import evaluating
-from greenformers.solve.coupled import EXACT
+from greenformers.solve.coupled import exact
 from greenformers.solve.hidden_width import HiddenWidth, layer_of
 from greenformers.solve.loss import output
 from greenformers.solve.narrow import Exchange
@@ -42,7 +42,7 @@ def check_whole(model: nn.Module, width: HiddenWidth, cut: Cut, basis: Tensor, b
         exchange.undo()
     for ours, theirs in zip(after, before, strict=True):
         turned = [ours, ours @ basis.T.to(ours)] if ours.shape[-1:] == (width.size,) else [ours]  # hidden states
-        if not any(bool((x - theirs).abs().max() <= EXACT * theirs.abs().max()) for x in turned):
+        if not any(bool((x - theirs).abs().max() <= exact(model) * theirs.abs().max()) for x in turned):
             raise _refused(model, width, "it does not compute the same with them turned")
 
 

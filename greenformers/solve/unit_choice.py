@@ -85,7 +85,7 @@ def curvatures(
     memory: float = 2**30,
     progress: Callable[[float], None] = lambda _: None,
 ) -> dict[str, Tensor]:
-    """The curvature of a loss in the outputs of linear layers: G = sum d d^T over gradients d, (m, m) by path.
+    """The curvature of a loss in the outputs of linear layers: G = E d d^T over gradients d, (m, m) by path.
 
     Args:
         model: The network, left as it was.

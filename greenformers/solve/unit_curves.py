@@ -12,7 +12,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from greenformers._torch import leaves
 from greenformers.lowrank.rank import Point
 from greenformers.measure.quality import evaluating
 from greenformers.solve.choose_units import Cost, offered
@@ -22,7 +21,7 @@ from greenformers.solve.refit import Moments, fit, moments
 from greenformers.solve.replay import Replay, layers
 from greenformers.solve.seen import Seen
 from greenformers.solve.unit_choice import Choice
-from greenformers.solve.watch import Batch, Loss, call
+from greenformers.solve.watch import Batch, Loss, call, examples_in
 
 MEASURED = 8
 """Numbers of units of a layer that are tried; between them what is predicted shares the difference out."""
@@ -96,7 +95,7 @@ def curves(
 
 def spread(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
     """Batches from all over that together hold some examples: those of texts are sorted by length."""
-    sizes = [len(next(leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))) for batch in batches]
+    sizes = list(map(examples_in, batches))
     for count in range(1, len(batches)):
         places = [place * len(batches) // count + len(batches) // (2 * count) for place in range(count)]
         if sum(sizes[place] for place in places) >= examples:

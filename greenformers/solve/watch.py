@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greenformers._torch import padding_of
+from greenformers._torch import leaves, padding_of
 from greenformers.measure.quality import evaluating
 from greenformers.solve.walk import Site, kind_of
 
@@ -52,24 +52,39 @@ class Trace:
     unreached: list[Site]
 
 
-def trace(model: nn.Module, sites: Sequence[Site], batch: Batch) -> Trace:
+def trace(model: nn.Module, sites: Sequence[Site], batch: Batch, more: Sequence[Batch] = ()) -> Trace:
     """Run one batch and record the order in which the sites are called, and which read the same tensor.
+
+    Args:
+        model: The network.
+        sites: The sites.
+        batch: The batch.
+        more: Further batches, of which as many are run as it takes to reach sites that the batch does not reach.
 
     Raises:
         ValueError: No site is reached.
     """
     inputs: dict[str, list[Tensor]] = {}  # the tensors themselves: an id is only unique while its object lives
     positions: dict[str, float] = {}
+    order: list[str] = []
+    for each in (batch, *more):
+        new = {site.path for site in sites if site.path not in inputs}
+        if not new:
+            break
+        called: list[str] = []
 
-    def note(site: Site) -> Hook:
-        def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-            inputs.setdefault(site.path, []).append(args[0])
-            positions[site.path] = positions.get(site.path, 0) + out.numel() / _outputs(site)
+        def note(site: Site, new: set[str] = new, called: list[str] = called) -> Hook:
+            def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+                called.append(site.path)
+                if site.path in new:
+                    inputs.setdefault(site.path, []).append(args[0])
+                    positions[site.path] = positions.get(site.path, 0) + out.numel() / _outputs(site)
 
-        return hook
+            return hook
 
-    with evaluating(model), torch.no_grad(), hooked(model, [(site, note(site)) for site in sites]):
-        call(model, batch)
+        with evaluating(model), torch.no_grad(), hooked(model, [(site, note(site)) for site in sites]):
+            call(model, each)
+        order = _merged(order, list(dict.fromkeys(called)))
     unreached = [site for site in sites if site.path not in inputs]
     if not inputs:
         raise ValueError(
@@ -77,17 +92,44 @@ def trace(model: nn.Module, sites: Sequence[Site], batch: Batch) -> Trace:
         )
     groups: dict[tuple[int, ...], list[Site]] = {}
     by_path = {site.path: site for site in sites}
-    for path, seen in inputs.items():
-        site = by_path[path]
+    for path in order:
+        site, seen = by_path[path], inputs[path]
         # Convolutions see patches, embeddings counts, experts what is routed to them: never shared.
         key = tuple(map(id, seen)) if site.kind == "linear" else (id(site),)
         groups.setdefault(key, []).append(site)
-    shapes = {path: [x.shape for x in seen] for path, seen in inputs.items()}
+    shapes = {path: [x.shape for x in inputs[path]] for path in order}
     return Trace(list(groups.values()), shapes, positions, unreached)
+
+
+def _merged(order: list[str], called: list[str]) -> list[str]:
+    """An order with what was called for the first time, each behind what was called before it."""
+    merged = list(order)
+    for at, path in enumerate(called):
+        if path not in merged:
+            before = called[at - 1] if at else None
+            merged.insert(0 if before is None else merged.index(before) + 1, path)
+    return merged
 
 
 def _outputs(site: Site) -> int:
     return site.n if site.kind == "embedding" else site.groups * site.m
+
+
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """The tensors of a batch, also where it is of a class of its own, as a tokenizer gives it."""
+    whole = dict(batch) if isinstance(batch, Mapping) else batch
+    return [leaf for leaf in leaves(whole) if isinstance(leaf, Tensor)]
+
+
+def examples_in(batch: Batch) -> int:
+    """Number of examples in a batch."""
+    return len(tensors_of(batch)[0])
+
+
+def telling(batches: Sequence[Batch]) -> Batch:
+    """The first batch with texts of more than two tokens, which shows how a network is made; else the first of all."""
+    long = (batch for batch in batches if any(x.dim() > 1 and x.shape[1] > 2 for x in tensors_of(batch)))
+    return next(long, batches[0])
 
 
 class Padding:
@@ -105,6 +147,9 @@ class Padding:
         """Take the masks of the next batch."""
         by_name = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
         given = {name: mask.bool() for name, mask in by_name.items() if isinstance(mask, Tensor) and mask.dim() == 2}
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if self.encoder is not None and MASKS[1] not in given and isinstance(labels, Tensor) and labels.dim() == 2:
+            given[MASKS[1]] = labels != -100  # from which models make the inputs of the decoder
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None
 
@@ -135,10 +180,12 @@ def padding(model: nn.Module) -> Iterator[Padding]:
 
 
 def unpadded(x: Tensor, shape: Sequence[int], given: Mapping[str, Tensor]) -> Tensor:
-    """Rows of x (B, N, ...) at positions that are no padding; all of them where no mask is (B, N)."""
+    """Rows of x (B, N, ...) or (B N, ...) at positions that are no padding; all where no mask is of as many."""
     for mask in given.values():
         if tuple(shape[:2]) == tuple(mask.shape) and len(shape) >= 2:
             return x[mask]
+        if tuple(shape) == (mask.numel(),):  # as OPT has them before its feed-forward layers
+            return x[mask.flatten()]
     return x.flatten(0, len(shape) - 1) if x.dim() == len(shape) else x.flatten(0, -2)
 
 

@@ -155,12 +155,14 @@ def _cosines(
     model: nn.Module, paths: Sequence[str], batches: Sequence[Batch], span: int, progress: Progress
 ) -> list[float]:
     """E cos(h_l, h_l+span) for every l, over all tokens that are no padding."""
-    layers, states = [model.get_submodule(path) for path in paths], dict[int, Tensor]()
+    layers, states, held = [model.get_submodule(path) for path in paths], dict[int, Tensor](), dict[str, Tensor]()
     sums, tokens = torch.zeros(len(paths) + 1 - span, dtype=torch.float64), 0
 
     def watch(place: int) -> Any:
         def see(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any], out: Any) -> None:
             states[place] = _input(args, given)
+            if place == 0:
+                held.update(masks.at(states[0]))
             states[place + 1] = out if isinstance(out, Tensor) else out[0]
 
         return see
@@ -171,13 +173,11 @@ def _cosines(
             for number, batch in enumerate(batches):
                 masks.begin(batch)
                 states.clear()
+                held.clear()
                 call(model, batch)
                 if len({state.shape for state in states.values()}) != 1:
                     raise ValueError("the layers must pass on hidden states of one shape to be compared")
-                rows = [
-                    unpadded(state, state.shape[:-1], masks.at(states[0])).float()
-                    for _, state in sorted(states.items())
-                ]
+                rows = [unpadded(state, state.shape[:-1], held).float() for _, state in sorted(states.items())]
                 pairs = zip(rows, rows[span:], strict=False)
                 sums += torch.stack([F.cosine_similarity(*pair, dim=-1).double().sum() for pair in pairs]).cpu()
                 tokens += len(rows[0])
