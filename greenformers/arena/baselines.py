@@ -110,8 +110,8 @@ def _hashes(row: Tensor) -> Iterator[Tensor]:
     """The hash of the run of each length that begins at each id."""
     runs = torch.zeros_like(row)
     for order in range(min(ORDERS, len(row))):
-        runs = runs[: len(row) - order] * _FACTOR + row[order:] + order + 1
-        # The upper bits of a product depend on all bits of its factors.
+        # The upper bits of a product depend on all bits of its factors: the newest id is one of these too.
+        runs = (runs[: len(row) - order] + row[order:] + order + 1) * _FACTOR
         yield (runs >> 13) % BUCKETS
 
 

@@ -32,7 +32,7 @@ from greenformers.arena.lock import AS_LONG_AS_IT_TAKES, LOCK, NOT_AT_ALL, claim
 from greenformers.arena.options import Grid
 from greenformers.arena.probe import Probes
 from greenformers.arena.protocol import task_of
-from greenformers.arena.speed import SPEED, speed
+from greenformers.arena.speed import LENGTHS_OF, speed, speed_of
 from greenformers.arena.variants import ALL, BASELINE, WINDOW, Variant, every
 from greenformers.arena.windows import control
 from greenformers.train import checkpoint, run
@@ -183,7 +183,8 @@ class _Baselines(Part):
 
     @property
     def ended(self) -> bool:
-        return (self.folder / BASELINES).is_file()
+        file = self.folder / BASELINES
+        return file.is_file() and json.loads(file.read_text())["inputs"] == _which_inputs(self.task, self.plan)
 
     @property
     def seconds(self) -> float:
@@ -192,7 +193,8 @@ class _Baselines(Part):
     def work(self, about: dict[str, Any], console: Console) -> None:
         right = baselines(_inputs(self.task, self.plan), root=task_of(self.task).root)
         self.folder.mkdir(parents=True, exist_ok=True)
-        told = {name: "".join("01"[mark] for mark in own.tolist()) for name, own in right.items()}
+        marks = {name: "".join("01"[mark] for mark in own.tolist()) for name, own in right.items()}
+        told = {"inputs": _which_inputs(self.task, self.plan), "right": marks}
         checkpoint.replace(self.folder / BASELINES, json.dumps(told, indent=1) + "\n")
 
     @property
@@ -216,7 +218,11 @@ class _Speed(Part):
 
     @property
     def ended(self) -> bool:
-        return (self.folder / SPEED).is_file()
+        records = speed_of(self.task, self.variant, self.plan.out)
+        if records is None or self.task != LENGTHS_OF:
+            return records is not None
+        at = {record.setting["length"] for record in records if record.setting["at"] == "length"}
+        return set(self.plan.grid.lengths) <= at
 
     @property
     def seconds(self) -> float:
@@ -241,7 +247,7 @@ def baselines_of(task: str, out: Path) -> dict[str, list[bool]]:
     file = out / task / BASELINES
     if not file.is_file():
         return {}
-    return {name: [mark == "1" for mark in told] for name, told in json.loads(file.read_text()).items()}
+    return {name: [mark == "1" for mark in told] for name, told in json.loads(file.read_text())["right"].items()}
 
 
 def planned(grid: Grid, out: Path, *, stored: bool = True) -> Plan:
@@ -377,4 +383,14 @@ def _runs(plan: Plan) -> Iterator[tuple[Cell, str, Settings]]:
 
 
 def _inputs(task: str, plan: Plan) -> Any:
-    return next(iter(Cell(task, BASELINE, 0).settings(plan.grid, plan.out).values())).inputs()
+    return _settings(task, plan).inputs()
+
+
+def _which_inputs(task: str, plan: Plan) -> dict[str, Any]:
+    """What says which inputs a task has in a grid."""
+    settings = _settings(task, plan)
+    return {"size": settings.size, "data": settings.data, "limit": settings.limit}
+
+
+def _settings(task: str, plan: Plan) -> Settings:
+    return next(iter(Cell(task, BASELINE, 0).settings(plan.grid, plan.out).values()))

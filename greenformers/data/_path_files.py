@@ -80,8 +80,10 @@ def _array(path: Path, dimensions: int) -> np.ndarray:
     """An array of uint8 that stays in its file; what is written to it does not reach the file."""
     try:
         array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise ValueError(f"{path.name}: expected an array as numpy saves it, found another file ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path.name}: expected an array as numpy saves it, found several")
     if array.dtype != np.uint8 or array.ndim != dimensions:
         raise ValueError(f"{path.name}: expected uint8 in {dimensions} dimensions, found {array.dtype} in {array.ndim}")
     return array

@@ -63,8 +63,11 @@ def read_texts(path: Path) -> tuple[Texts, Texts | None]:
         return _read(path.name, [of_file(path)], most=MOST), None
     learnt, judged = in_folder(path)
     texts = _read(path.name, [of_file(file) for file in learnt], most=MOST)
-    others = [of_file(file) for file in judged]
-    return texts, _read(f"{path.name}, to judge by", others, most=MOST) if others else None
+    splits = ([of_file(file) for file in files] for files in judged)
+    # A test split may withhold its labels; the validation split then judges.
+    kind = _kind(of_file(learnt[0]))
+    others = next((files for files in splits if _shown(files[0], kind.label)), None)
+    return texts, None if others is None else _read(f"{path.name}, to judge by", others, most=MOST)
 
 
 def every_text(path: Path) -> Texts:
@@ -79,7 +82,8 @@ def every_text(path: Path) -> Texts:
 
 def _of_hub(name: str) -> tuple[Texts, Texts | None]:
     splits = {part: Stream(f"{name} {part}", split, MOST) for part, split in streamed(name).items()}
-    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown(rows)}
+    kind = _kind(splits.get("train") or next(iter(splits.values())))
+    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown(rows, kind.label)}
     if not read:
         raise ValueError(f"{name}: every split withholds its labels")
     judged = read.get("test") or read.get("valid")
@@ -88,10 +92,12 @@ def _of_hub(name: str) -> tuple[Texts, Texts | None]:
     return learnt, None if learnt is judged else judged
 
 
-def _shown(rows: Rows) -> bool:
-    """Whether the labels are there: those of a test split may all be -1, which is to say withheld."""
+def _shown(rows: Rows, label: str | None) -> bool:
+    """Whether the labels are there: a test split may have no such column, or -1 in it, which is to say withheld."""
     first = next(rows.raw(), None)
-    return first is not None and rows.read(first[1]).get("label", 0) != -1
+    if first is None or label is None:
+        return first is not None
+    return str(rows.read(first[1]).get(label, "-1")) not in ("-1", "-1.0")
 
 
 def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:

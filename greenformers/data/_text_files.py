@@ -202,12 +202,12 @@ def of_file(path: Path) -> Rows:
     return KINDS.get(suffix(path), Lines)(path)
 
 
-def in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of texts in a folder and in those below it, to learn from and to judge by.
+def in_folder(folder: Path) -> tuple[list[Path], list[list[Path]]]:
+    """The files of texts in a folder and in those below it: to learn from, and of each split to judge by.
 
     Where files or folders are named train, as in train.jsonl and train-00000-of-00002.parquet, their texts are those to
-    learn from, and texts to judge by are in those named test, else valid; no other file is read. Where none is, every
-    file is read, and none of them is to judge by.
+    learn from, and the splits to judge by are named test or, after it, valid; no other file is read. Where none is,
+    every file is read, and none of them is to judge by.
 
     Raises:
         ValueError: There is no such file.
@@ -218,20 +218,20 @@ def in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     ]  # fmt: skip
     if not files:
         raise ValueError(f"{folder} is a folder without texts: no file in it is {', '.join(FORMATS)}")
-    learnt, judged = (_of_split(folder, files, names) for names in (LEARNT, JUDGED))
-    return (learnt, judged) if learnt else (files, [])
+    learnt, judged = (_of_splits(folder, files, names) for names in (LEARNT, JUDGED))
+    return (learnt[0], judged) if learnt else (files, [])
 
 
-def _of_split(folder: Path, files: Sequence[Path], names: Sequence[str]) -> list[Path]:
-    """The files of the first split, of these names, that is there."""
-    for name in names:
-        chosen = [
+def _of_splits(folder: Path, files: Sequence[Path], names: Sequence[str]) -> list[list[Path]]:
+    """The files of each split, of these names, that is there."""
+    splits = [
+        [
             path for path in files
             if any(re.match(rf"{name}(?![a-z])", part.lower()) for part in path.relative_to(folder).parts)
-        ]  # fmt: skip
-        if chosen:
-            return chosen
-    return []
+        ]
+        for name in names
+    ]  # fmt: skip
+    return [split for split in splits if split]
 
 
 def hub_name(path: Path) -> str | None:

@@ -83,8 +83,11 @@ def batches(
 
 
 def _size(tokens: int) -> int:
-    """Number of texts of so many tokens in a batch: a pass takes as long for few tokens as for somewhat more."""
-    return max(16, 2048 // tokens)
+    """Number of texts of so many tokens in a batch: a pass takes as long for few tokens as for somewhat more.
+
+    Of long ones a language model's scores of the vocabulary take much memory.
+    """
+    return max(1, min(max(16, 2048 // tokens), 8192 // tokens))
 
 
 def _stacked(rows: list[list[int]]) -> dict[str, Tensor]:

@@ -19,6 +19,18 @@ TEACHER, STATIC, BENCHMARK = "teacher", "static", "static"
 BATCH, REPEATS = 8, 20
 
 
+def check_pairs(examples: Texts) -> None:
+    """Check that texts are pairs with scores, by which encoders are judged.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if examples.labels is None or len(examples.segments[0]) != 2:
+        raise ValueError(
+            f"{examples.name}: encoders are judged by a table with the columns sentence1, sentence2 and score"
+        )
+
+
 def judged(
     teacher: PreTrainedModel,
     tokenizer: Any,
@@ -32,10 +44,7 @@ def judged(
     Raises:
         ValueError: The texts are no pairs with scores.
     """
-    if examples.labels is None or len(examples.segments[0]) != 2:
-        raise ValueError(
-            f"{examples.name}: encoders are judged by a table with the columns sentence1, sentence2 and score"
-        )
+    check_pairs(examples)
     scores = np.asarray(examples.labels)
     rows = {
         TEACHER: embed(teacher, examples.lines, tokenizer, length),

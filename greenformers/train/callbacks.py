@@ -30,7 +30,14 @@ class Reseed(TrainerCallback):
 
 
 class Update(TrainerCallback):
-    """After every step, attentions update the statistics that are not parameters: `Attention.update_`."""
+    """After every step, attentions update the statistics that are not parameters: `Attention.update_`.
+
+    Args:
+        group: The processes that have the same network, and other examples of a step; None for all.
+    """
+
+    def __init__(self, group: torch.distributed.ProcessGroup | None = None) -> None:
+        self._group = group
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **context: Any
@@ -38,6 +45,9 @@ class Update(TrainerCallback):
         model: nn.Module = context["model"]
         for module in model.modules():
             if isinstance(module, Attention):
+                if torch.distributed.is_initialized():
+                    for name in module.summed:
+                        torch.distributed.all_reduce(getattr(module, name), group=self._group)
                 module.update_()
 
 
@@ -66,6 +76,8 @@ class Patience(TrainerCallback):
             self._improved()
         elif len(scores) - 1 - best >= self._patience:
             control.should_training_stop = True
+            # From a checkpoint of this step a resumed run would not know that it is to end.
+            control.should_save = False
 
 
 class Pace(TrainerCallback):

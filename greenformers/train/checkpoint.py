@@ -54,7 +54,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
 def newest(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint, or None; `report` is called with a message for each newer one that is damaged."""
     for leftover in folder.glob(f"{_UNFINISHED}*"):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)  # several processes do so
     for checkpoint in _by_step(folder):
         fault = damage(checkpoint)
         if fault is None:

@@ -142,7 +142,7 @@ class TextRegression(TextClassification):
             for batch in loader:
                 targets.append(batch.pop("labels").double())
                 inputs = {name: value.to(device) for name, value in batch.items()}
-                predictions.append(model(**inputs).logits.squeeze(-1).double().cpu())
+                predictions.append(model(**inputs).logits.squeeze(-1).cpu().double())
         x, y = torch.cat(predictions), torch.cat(targets)
         return {
             "spearman": 100 * spearman(x.numpy(), y.numpy()),

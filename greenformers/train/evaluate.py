@@ -167,5 +167,7 @@ def written(
         options["max_new_tokens"] = max_new_tokens
         return list(translations(model, tokenizer, texts, writing=writing, **options))
     longest = max(len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
-    new = max_new_tokens if max_new_tokens is not None else min(100, room - longest)
+    # With a memory of earlier segments prompts may be longer than what is read at once.
+    most = 100 if model.config.memory_length else min(100, room - longest)
+    new = most if max_new_tokens is None else max_new_tokens
     return continuations(model, tokenizer, texts, new_tokens=new, writing=writing, **options)

@@ -3,7 +3,7 @@
 import os
 import tempfile
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -193,7 +193,12 @@ def _fit(
     watch, interruption = Watch(label, console), Interruption()
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
     sharded = is_sharded(schedule.shard)
+    if sharded:
+        replace(schedule, shard=True)  # refuses what cannot be sharded
     arguments = trainer_arguments(schedule, stream, folder)
+    # Pre-training uses no pooling.
+    if getattr(getattr(model, "base_model", None), "pool", None) is not None:
+        arguments.ddp_find_unused_parameters = True
     device = arguments.device  # reading this property initialises the process group
     if sharded and torch.distributed.is_initialized():
         shard(model, device)

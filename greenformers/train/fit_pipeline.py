@@ -8,6 +8,7 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from greenformers.model.loss import IGNORED
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import Interruption, Pace, Reseed, Update, Watch
 from greenformers.train.fit import History, Schedule, trainer_arguments
@@ -94,7 +95,7 @@ class _Run:
         """Train for all remaining steps, or until a callback stops the run."""
         pipeline, schedule = self.pipeline, self.schedule
         pace = Pace(*(every or self.stream.steps_an_epoch for every in schedule.paces()))
-        own = [DefaultFlowCallback(), Reseed(schedule.seed), Update(), pace]
+        own = [DefaultFlowCallback(), Reseed(schedule.seed), Update(pipeline.equals), pace]
         events = CallbackHandler([*own, *callbacks], pipeline.stage, None, pipeline.optimizer, pipeline.rates)
         arguments = (self.arguments, self.progress, self.control)
         events.on_train_begin(*arguments)
@@ -114,7 +115,11 @@ class _Run:
         if "attention_mask" not in batch:
             return batch
         short = self.longest - batch["attention_mask"].shape[1]
-        return {name: F.pad(value, (0, short)) if value.dim() == 2 else value for name, value in batch.items()}
+        fill = {"labels": IGNORED}
+        return {
+            name: F.pad(value, (0, short), value=fill.get(name, 0)) if value.dim() == 2 else value
+            for name, value in batch.items()
+        }
 
     def _follow(self, events: CallbackHandler) -> None:
         control, progress = self.control, self.progress

@@ -65,7 +65,8 @@ class Stage(nn.Module):
         self.layers = nn.ModuleList(base.layers[low:high])
         self.first = nn.ModuleDict({"embedding": base.embedding} if index == 0 else {})
         heads = {name: part for name, part in model.named_children() if name != model.base_model_prefix}
-        self.last = nn.ModuleDict({"final_norm": base.final_norm, **heads} if index == stages - 1 else {})
+        pool = {} if getattr(base, "pool", None) is None else {"pool": base.pool}
+        self.last = nn.ModuleDict({"final_norm": base.final_norm, **pool, **heads} if index == stages - 1 else {})
         self.items = 1
         self._whole = (model,)  # in a tuple: not a part of this module
 
@@ -237,8 +238,9 @@ class Pipeline:
             mine = self.own[name] if owner == self.rank else None
             self._spread(tensor.data, None if mine is None else mine.detach(), owner)
             for kind in ("exp_avg", "exp_avg_sq", "step"):
-                held = None if mine is None else self.optimizer.state[mine][kind]
-                moments[f"{name}/{kind}"] = torch.empty(()) if kind == "step" else torch.empty_like(tensor.data)
+                # A pooling that the objective does not use has no gradients, and so none.
+                held = None if mine is None else self.optimizer.state[mine].get(kind)
+                moments[f"{name}/{kind}"] = torch.zeros(()) if kind == "step" else torch.zeros_like(tensor.data)
                 self._spread(moments[f"{name}/{kind}"], held, owner)
         for name, buffer in self.whole.named_buffers():
             if name in self.owner:

@@ -23,6 +23,7 @@ from greenformers.train.replaced_token_detection import GeneratorAndDiscriminato
 from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, Training, read
+from greenformers.train.shard import is_sharded
 from greenformers.train.state import put_weights, weights
 from greenformers.train.task import MODEL, Task
 
@@ -129,9 +130,13 @@ def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
 
     Raises:
         OSError: The run has not ended, or there is none in the folder.
+        ValueError: It is a run of another kind.
     """
     name = json.loads((folder / MODEL / "config.json").read_text())["architectures"][0]
-    return getattr(kind.networks(), name).from_pretrained(folder / MODEL)
+    network = getattr(kind.networks(), name, None)
+    if network is None:
+        raise ValueError(f"{folder} must be a run of another command: it holds a {name}")
+    return network.from_pretrained(folder / MODEL)
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:
@@ -146,19 +151,22 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     if settings.stages is not None and settings.micro_batches is None:
         raise ValueError(f"stages is for pipelines: give micro_batches too, got stages {settings.stages}")
     task = settings.task()
-    if schedule.patience is not None and isinstance(task.objective, ImageClassification):
-        name = task.objective.data.name
+    images = task.objective.data if isinstance(task.objective, ImageClassification) else None
+    if schedule.patience is not None and images is not None and images.valid is None:
+        name = images.name
         raise ValueError(f"patience would choose by the test images: {name} has no validation split")
     model = task.network()
     if settings.micro_batches is not None:
         checked(model, schedule, settings.micro_batches, settings.stages, processes())
     if settings.residual == "reversible":
-        for name in ("recompute", "shard"):
-            if getattr(settings, name):
+        for name, on in (("recompute", settings.recompute), ("shard", is_sharded(settings.shard))):
+            if on:
                 raise ValueError(
                     f"{name} must be off with residual reversible, which stores no activations to recompute"
                 )
     steps, snapshots = schedule.stream(task.objective).steps, settings.snapshot_steps
+    if is_sharded(settings.shard):
+        _ = replace(settings, shard=True).lottery  # refuses what cannot be sharded
     if lottery is not None:
         lottery.check(model, steps)
     if snapshots and settings.micro_batches is not None:

@@ -306,12 +306,18 @@ class Settings(Training):
                 raise ValueError(f"memory is for causal_lm, the data are images; got {self.memory}")
             if self.target_length is not None:
                 raise ValueError(f"target_length is for seq2seq, the data are images; got {self.target_length}")
+            if self.decoder_layers is not None:
+                raise ValueError(f"decoder_layers is for seq2seq, the data are images; got {self.decoder_layers}")
+            if self.vocabulary is not None:
+                raise ValueError(f"vocabulary is of texts, the data are images; got {self.vocabulary}")
             return Task(ImageClassification(data), None, self.start())
         if self.init is not None:
             if self.vocabulary is not None:
                 raise ValueError(f"vocabulary is that of the run in init, {self.init}; got {self.vocabulary}")
             tokenizer = tokenizer_of("init must be", self.init)
         elif self.tokenizer not in TOKENIZERS:
+            if self.vocabulary is not None:
+                raise ValueError(f"vocabulary is that of the run in tokenizer, {self.tokenizer}; got {self.vocabulary}")
             tokenizer = tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", self.tokenizer)
         else:
             tokenizer = train_tokenizer(
@@ -321,6 +327,8 @@ class Settings(Training):
             raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
         if self.target_length is not None and name != "seq2seq":
             raise ValueError(f"target_length is for seq2seq, the objective is {name}; got {self.target_length}")
+        if self.decoder_layers is not None and name != "seq2seq":
+            raise ValueError(f"decoder_layers is for seq2seq, the objective is {name}; got {self.decoder_layers}")
         options: dict[str, Any] = {"memory": self.memory} if name == "causal_lm" else {}
         options |= {"target_length": self.target_length} if name == "seq2seq" else {}
         return Task(OBJECTIVES[name](data, tokenizer, self.length, **options), tokenizer, self.start())

@@ -10,13 +10,18 @@ from torch.distributed.fsdp import fully_shard
 from greenformers.depth import Depth
 from greenformers.model._transformers import mark_as_sharded, whole_layers
 
+ASKED = "GREENFORMERS_SHARD"
+"""Variable of the environment that stands for accelerate's, which is for the first training only."""
+
 
 def is_sharded(flag: bool) -> bool:
     """Whether the settings ask for sharding, or `accelerate launch --use_fsdp` does.
 
     Accelerate shards on GPUs only. `shard` works on every device, so accelerate must not do it as well.
     """
-    return flag or os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        os.environ[ASKED] = "true"
+    return flag or ASKED in os.environ
 
 
 def shard(model: nn.Module, device: torch.device) -> None:

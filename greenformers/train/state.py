@@ -83,13 +83,23 @@ def put_weights(tensors: dict[str, Tensor], model: nn.Module) -> None:
 
 def load_optimizer(folder: Path, parameters: Mapping[str, Tensor], optimizer: Optimizer) -> None:
     """Put the optimiser state of a checkpoint into the optimiser of the named parameters, which may be some of all."""
+    fused = {
+        id(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if group.get("fused") or group.get("capturable")
+    }
     for key, value in load_file(folder / OPTIMIZER).items():
         name, _, kind = key.rpartition("/")
         if name not in parameters:
             continue
         parameter = parameters[name]
-        # Counters stay plain numbers on the CPU; moments are laid out as their parameter is.
-        optimizer.state[parameter][kind] = _like(value, parameter) if value.shape == parameter.shape else value
+        # Moments are laid out as their parameter is; counters are plain numbers, where fused updates need them.
+        if kind != "step" and value.shape == parameter.shape:
+            value = _like(value, parameter)
+        elif id(parameter) in fused:
+            value = value.to(parameter.device)
+        optimizer.state[parameter][kind] = value
 
 
 def load_schedule(folder: Path, schedule: LRScheduler, optimizer: Optimizer, scaler: Any) -> None:

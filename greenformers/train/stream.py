@@ -67,12 +67,13 @@ class Stream(Dataset[Example]):
             # Each row of the batches reads a consecutive part of its own, from its start.
             return torch.arange(self.steps_an_epoch * self.batch).view(self.batch, -1).T.flatten()
         source = generator(self.seed, 0, epoch)
-        order = torch.randperm(self.objective.size("train"), generator=source)
+        # Cut to whole batches before they are sorted: afterwards the longest would be left out of every epoch.
+        order = torch.randperm(self.objective.size("train"), generator=source)[: self.steps_an_epoch * self.batch]
         lengths = self.objective.lengths
         if lengths is not None:
             pools = order.split(_POOL * self.batch)
             order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
-        batches = order[: self.steps_an_epoch * self.batch].view(-1, self.batch)
+        batches = order.view(-1, self.batch)
         if lengths is not None:
             batches = batches[torch.randperm(len(batches), generator=source)]
         return batches.flatten()

@@ -2,14 +2,17 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from short import COUNTS, drawn, expressions
 
-from greenformers.arena.baselines import baselines, first_token, ngrams
+from greenformers.arena.baselines import _hashes, baselines, first_token, ngrams
 from greenformers.arena.cell import PRETRAINING, TRAINING, Cell, Settings, tried
+from greenformers.arena.grid import Plan, _Speed, baselines_of, planned
 from greenformers.arena.inputs import of_images, of_texts
 from greenformers.arena.objectives import Classification, Restoration
 from greenformers.arena.options import SIZES, Grid
@@ -20,6 +23,7 @@ from greenformers.arena.windows import control, window_of
 from greenformers.data import Labelled, Split, Splits
 from greenformers.data._kinds import Examples
 from greenformers.measure.limit import OutOfMemory
+from greenformers.measure.record import Record
 from greenformers.model.loss import IGNORED
 from greenformers.train.stream import generator
 
@@ -227,6 +231,24 @@ def test_ngrams_of_pairs_are_compared() -> None:
     assert ngrams(of_texts(data, "bytes", 90, ALL)).all()
 
 
+def test_runs_of_ids_are_told_apart() -> None:
+    bytes_ = torch.arange(256)
+    assert len(next(_hashes(bytes_)).unique()) == 256
+    pairs = torch.cartesian_prod(bytes_[:64], bytes_[:64]).flatten()
+    *_, hashes = zip(range(2), _hashes(pairs), strict=False)
+    # Of 4,096 pairs in 262,144 buckets some 32 share one by chance.
+    assert len(hashes[1][::2].unique()) > 4_000
+
+
+def test_a_speed_is_measured_again_at_other_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = [Record.of("train_step", 1.0, benchmark="arena", variant="full", setting={"at": "length", "length": 1024})]
+    monkeypatch.setattr("greenformers.arena.grid.speed_of", lambda *_: stored)
+    grid = Grid(tasks=("text",), variants=("transformer",), lengths=(1024,))
+    for lengths, ended in (((1024,), True), ((1024, 4096), False), ((), True)):
+        plan = Plan(replace(grid, lengths=lengths), tmp_path, {}, {}, {}, Probes(grid, None))
+        assert _Speed("text", BASELINE, plan).ended == ended
+
+
 # What cannot be done.
 
 
@@ -243,3 +265,13 @@ def test_the_reason_is_stored(error: Exception, tmp_path: Path) -> None:
 
 def test_counts_of_the_small_expressions() -> None:
     assert {name: len(expressions().split(name)) for name in COUNTS} == COUNTS
+
+
+def test_baselines_of_other_inputs_are_made_again(tmp_path: Path) -> None:
+    drawn(tmp_path)
+    grid = Grid(tasks=("listops",), variants=("transformer",), seeds=1, size="tiny", controls=False, pretrain=False)
+    plan = planned(grid, tmp_path)
+    plan.parts[0].work({}, Console(quiet=True))
+    assert planned(grid, tmp_path).parts[0].ended
+    assert {len(right) for right in baselines_of("listops", tmp_path).values()} == {COUNTS["test"]}
+    assert not planned(replace(grid, limit=10), tmp_path).parts[0].ended

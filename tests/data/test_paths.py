@@ -201,3 +201,16 @@ def test_no_folder(tmp_path):
         load("pathfinder", tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"train_images\.npy"):
         load("pathfinder", tmp_path)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_files_that_are_no_arrays(empty, tmp_path):
+    pathfinder.write(tmp_path, pathfinder.generate(train=2, valid=2, test=2, dashes=6))
+    file = tmp_path / "valid_labels.npy"
+    if empty:
+        file.write_bytes(b"")
+    else:
+        with file.open("wb") as target:
+            np.savez(target, a=np.zeros(2))
+    with pytest.raises(ValueError, match=r"valid_labels\.npy: expected an array as numpy saves it"):
+        load("pathfinder", tmp_path)

@@ -156,6 +156,18 @@ def test_a_corpus_larger_than_what_is_held(tmp_path: Path, monkeypatch: pytest.M
     assert numbers[50] > 5000, "drawn from all of the file"
 
 
+@pytest.mark.parametrize("hidden", [{"sentence": "who knows"}, {"sentence": "who knows", "label": -1}])
+def test_a_test_file_that_withholds_its_labels_judges_nothing(tmp_path: Path, hidden: dict[str, object]) -> None:
+    for name, rows in (
+        ("train", [{"sentence": "learn", "label": 1}]), ("dev", [{"sentence": "dev", "label": 0}]), ("test", [hidden]),
+    ):  # fmt: skip
+        tsv(tmp_path / f"{name}.tsv", rows)
+    texts, judged = read_texts(tmp_path)
+    assert (texts.segments, judged.segments) == ([("learn",)], [("dev",)])
+    (tmp_path / "dev.tsv").unlink()
+    assert read_texts(tmp_path)[1] is None
+
+
 def test_the_address_of_a_data_set() -> None:
     assert hub_name(Path("hf://datasets/nyu-mll/glue:sst2")) == "nyu-mll/glue:sst2"
     assert hub_name(Path("datasets/nyu-mll/glue")) is None

@@ -172,6 +172,9 @@ def test_the_command(bert: Path, tmp_path: Path, monkeypatch: Patch, capsys: Cap
     assert "dims must be in 1..32, the width of the teacher's embeddings; got 33" in refused(
         monkeypatch, capsys, *wrong
     )
+    assert "encoders are judged by a table with the columns sentence1, sentence2 and score" in refused(
+        monkeypatch, capsys, *words, "--evaluate", str(texts)
+    )
     texts.write_text("\n".join(sentences(20)) + "\n")
     assert "needs at least 40 texts, got 20" in refused(monkeypatch, capsys, *words)
     assert not out.exists()

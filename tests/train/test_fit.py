@@ -2,20 +2,26 @@
 
 import io
 import math
+import os
 
 import pytest
 import torch
 from rich.console import Console
+from safetensors.torch import save_file
 from tiny import QUIET, SIZES, TEXT, characters
 
+from greenformers.attention import Shape, build
 from greenformers.data import Examples, Labelled, Splits, load
 from greenformers.measure.quality import accuracy, predict
 from greenformers.model.block import EncoderLayer
+from greenformers.train.callbacks import Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.shard import ASKED, is_sharded
+from greenformers.train.state import OPTIMIZER, load_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +187,67 @@ def test_patience_stops_early_and_brings_the_best_back(digits: Splits, greater_i
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, seen[1][name])
     assert not torch.equal(model.classifier.weight, seen[4]["classifier.weight"])
+
+
+def test_a_run_that_patience_ended_ends_there_again(digits: Splits, tmp_path) -> None:
+    class Scripted(ImageClassification):
+        def evaluate(self, model, split, batch_size):
+            return {"accuracy": next(script)}
+
+    objective = Scripted(digits)
+    schedule = Schedule(steps=20, batch_size=8, evaluate_every=2, save_every=2, patience=1)
+    for resume, given in ((False, [50.0, 40.0, 90.0]), (True, [40.0, 90.0, 40.0])):
+        script, model = iter(given), objective.build(objective.config(**SIZES))
+        history = fit(model, objective, schedule, label="", console=QUIET, folder=tmp_path, resume=resume)
+        assert history.steps == 4
+        assert history.curve("eval_accuracy") == [(2, 50.0), (4, 40.0)]
+
+
+def test_sums_over_the_examples_of_a_step_are_added_up_over_processes(monkeypatch) -> None:
+    told = []
+
+    def all_reduce(x, group=None):
+        told.append((x.clone(), group))
+        x.mul_(2)
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    routing = build("routing", Shape(2, 4, 16), clusters=3).train()
+    x = torch.randn(2, 2, 16, 4)
+    routing(x, x, x)
+    before, sums, counts = routing.centroids.clone(), routing.sums.clone(), routing.counts.clone()
+    Update(group="some").on_step_end(None, None, None, model=routing)
+    assert [group for _, group in told] == ["some", "some"]
+    assert told[0][0].equal(sums)
+    assert told[1][0].equal(counts)
+    seen = counts > 0
+    means = (sums / counts.clamp(min=1)[..., None])[seen]
+    expected = 0.999 * before[seen] + 0.001 * means
+    torch.testing.assert_close(routing.centroids[seen], expected)
+
+
+def test_what_accelerate_asks_for_holds_for_every_training(monkeypatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv(ASKED, "before")  # so that it is as it was afterwards
+    monkeypatch.delenv(ASKED)
+    assert is_sharded(True)
+    assert "ACCELERATE_USE_FSDP" not in os.environ
+    assert is_sharded(False)
+    assert is_sharded(False)
+    del os.environ[ASKED]
+    assert not is_sharded(False)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_counters_of_fused_updates_are_where_the_weights_are(fused: bool, tmp_path) -> None:
+    parameter = torch.nn.Parameter(torch.randn(3, device="meta"))
+    held = {"a/step": torch.tensor(7.0), "a/exp_avg": torch.zeros(3), "a/exp_avg_sq": torch.zeros(3)}
+    save_file(held, tmp_path / OPTIMIZER)
+    optimizer = torch.optim.AdamW([parameter])
+    optimizer.param_groups[0]["fused"] = fused
+    load_optimizer(tmp_path, {"a": parameter}, optimizer)
+    assert optimizer.state[parameter]["step"].device.type == ("meta" if fused else "cpu")
+    assert optimizer.state[parameter]["exp_avg"].device.type == "meta"
 
 
 def test_a_run_that_gets_better_to_the_end_is_not_stopped(digits: Splits) -> None:

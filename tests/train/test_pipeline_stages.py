@@ -58,6 +58,13 @@ def test_the_stages_are_the_model(kind: type, residual: str, stages: int) -> Non
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+def test_a_pooling_with_weights_is_of_the_last_stage() -> None:
+    model = GreenformerForSequenceClassification(config(pooling="pma", num_labels=3))
+    held = [{id(p) for p in Stage(model, index, 2).parameters()} for index in range(2)]
+    assert held[0] | held[1] == {id(p) for p in model.parameters()}
+    assert {id(p) for p in model.encoder.pool.parameters()} <= held[1]
+
+
 def test_every_parameter_has_a_stage() -> None:
     model = GreenformerForMaskedLM(config(residual="pre"))
     held = [{id(p) for p in Stage(model, index, LAYERS).parameters()} for index in range(LAYERS)]

@@ -269,3 +269,10 @@ def test_the_test_images_choose_no_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^patience would choose by the test images: digits has no validation split$"):
         run.start(tmp_path / "run", settings, QUIET)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_another_command_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"architectures": ["GreenformerForSpeechSeq2Seq"]}')
+    with pytest.raises(ValueError, match="must be a run of another command: it holds a GreenformerForSpeechSeq2Seq"):
+        run.trained(tmp_path)

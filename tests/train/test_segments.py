@@ -15,6 +15,7 @@ from torch import Tensor
 from greenformers.model import GreenformerForCausalLM
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import run
+from greenformers.train.evaluate import written
 from greenformers.train.fit import Schedule, fit
 from greenformers.train.generation import Writing, continuations
 from greenformers.train.settings import Settings
@@ -146,3 +147,9 @@ def test_a_long_prompt_is_read_in_segments(tmp_path: Path) -> None:
         model.config.max_position_embeddings = 16
         assert task.tokenizer.decode(plain[0]) == text
     assert continuations(model, task.tokenizer, [VERSE], new_tokens=5, writing=Writing(beams=3))[0].startswith(VERSE)
+
+
+def test_a_prompt_longer_than_what_is_read_at_once_goes_on(tmp_path: Path) -> None:
+    run.start(tmp_path / "out", settings(tmp_path / "text", steps=1), QUIET)
+    (text,) = written(tmp_path / "out", [VERSE], seed=0, max_new_tokens=None)
+    assert len(text) == len(VERSE) + 100

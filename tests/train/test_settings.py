@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, fields
 
 import pytest
+from tiny import verses
 
 from greenformers.train.fit import Schedule
 from greenformers.train.settings import Settings, read, value_of
@@ -102,3 +103,19 @@ def test_values_as_typed() -> None:
     for text, value in typed.items():
         assert value_of(text) == value
         assert type(value_of(text)) is type(value)
+
+
+def test_layers_of_a_decoder_need_one(tmp_path) -> None:
+    with pytest.raises(ValueError, match="decoder_layers is for seq2seq, the data are images; got 2"):
+        Settings(data="digits", decoder_layers=2).task()
+    given = Settings(data="tinyshakespeare", folder=verses(tmp_path), decoder_layers=2)
+    with pytest.raises(ValueError, match="decoder_layers is for seq2seq, the objective is causal_lm; got 2"):
+        given.task()
+
+
+def test_a_vocabulary_that_is_not_made_has_no_size(tmp_path) -> None:
+    with pytest.raises(ValueError, match="vocabulary is of texts, the data are images; got 300"):
+        Settings(data="digits", vocabulary=300).task()
+    given = Settings(data="tinyshakespeare", folder=verses(tmp_path), tokenizer="runs/there", vocabulary=300)
+    with pytest.raises(ValueError, match="vocabulary is that of the run in tokenizer, runs/there; got 300"):
+        given.task()

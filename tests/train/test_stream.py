@@ -47,6 +47,12 @@ def test_an_epoch_is_a_permutation_cut_to_whole_batches(lengths) -> None:
     assert other != epochs[0]
 
 
+def test_the_longest_examples_are_learned_from() -> None:
+    lengths = torch.arange(23) % 5
+    indices = {index for index, _ in items(Stream(Counting(23, lengths), 4, 30, seed=0))}
+    assert indices == set(range(23))
+
+
 def test_every_number_is_drawn_anew() -> None:
     drawn = [value for _, value in items(Stream(Counting(10), 5, 40, seed=0))]
     assert len(set(drawn)) == 200

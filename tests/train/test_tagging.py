@@ -9,9 +9,10 @@ from torch.testing import assert_close
 
 from greenformers.data import TOKENIZERS, Sentences, Tagged, load, train_tokenizer
 from greenformers.measure.entities import entity_scores
+from greenformers.train import fit_pipeline
 from greenformers.train.fit import fit
 from greenformers.train.settings import Settings
-from greenformers.train.stream import generator
+from greenformers.train.stream import Stream, generator
 from greenformers.train.tagging import Tagging, first_tokens
 
 WORDS = [["@ann", "saw", "New", "York", "!"], ["é", "🙂🙂", "x"], ["a"]]
@@ -63,6 +64,16 @@ def test_a_batch_is_padded_and_its_padding_is_not_scored() -> None:
         count = len(example["labels"])
         alone = model(input_ids=example["input_ids"][None]).logits[0]
         assert_close(logits[row, :count], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_a_stage_of_one_shape_is_not_taught_its_padding() -> None:
+    run = object.__new__(fit_pipeline._Run)
+    run.objective = tagging()
+    run.stream, run.longest = Stream(run.objective, 3, 1, 0), 60
+    batch = run._batch(0)
+    assert batch["labels"].shape == (3, 60)
+    assert (batch["labels"][batch["attention_mask"] == 0] == -100).all()
+    assert run.objective.scored(batch) == sum(map(len, TAGS))
 
 
 def test_the_score_is_that_of_predictions_sentence_by_sentence() -> None:
