@@ -94,7 +94,7 @@ def compressed(
                 "texts or examples"
             )
         parts = _parts(model, texts, tokenizer, examples, purposes, length, given["seed"])
-        batched = parts.get("calibration", batched)
+        batched = batched or parts.get("calibration")
         training = parts.get("training")
     if "teacher" in used and teacher is None:
         teacher = copy.deepcopy(model)

@@ -145,13 +145,14 @@ def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> S
     looking = [change for change in changes if "calibration" in change.uses]
     if not looking and not any(change.trains for change in changes):
         raise ValueError("texts are of no use: no change of the recipe looks at them")
-    model, _ = skeleton(transformer_of(Path(folder))[0])
-    tokenizer = tokenizer_of(str(folder))
+    place, modules = transformer_of(Path(folder))
+    model, _ = skeleton(place)
+    tokenizer = tokenizer_of(str(place))
     if KINDS.get(model.main_input_name) != "text":
         raise ValueError(f"{type(model).__name__} reads no texts: block by block, from disk, a network must")
     check_tokenizer(tokenizer, model, str(folder))
     longest = reach(model)
-    length, _ = job.at(longest)
+    length, _ = job.at(longest, None if modules is None else modules.length)
     if longest is not None and length > longest:
         raise ValueError(f"length must be at most {longest}, the longest input; got {length}")
     reader = Reader.of(model, tokenizer, length)

@@ -31,7 +31,10 @@ from greenformers.solve.stream import Stored
 BUFFER = 2**30
 """Bytes of a file, and of the tensors that are held before they are written."""
 INDEX = "model.safetensors.index.json"
-OTHER = ("generation_config.json", "tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.model")
+OTHER = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
+    "*.model", "chat_template*", "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
 """Patterns of the files that are copied beside the weights."""
 
 
@@ -110,7 +113,10 @@ def carry(folder: Path, modules: SentenceFolder | None, out: Path) -> None:
     """Copy what stands beside the weights: tokenizer, settings of generation, modules of sentence-transformers."""
     for pattern in OTHER:
         for path in folder.glob(pattern):
-            shutil.copy(path, out)
+            if path.is_dir():  # templates of other names
+                shutil.copytree(path, out / path.name, dirs_exist_ok=True)
+            else:
+                shutil.copy(path, out)
     if modules is not None:
         modules.carry(out)
 

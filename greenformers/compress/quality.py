@@ -213,12 +213,17 @@ def _perplexities(losses: np.ndarray, first: np.ndarray, tokens: np.ndarray) -> 
     )
 
 
+def _size(length: int) -> int:
+    """Number of blocks in a batch: the scores of a vocabulary of 150,000 take 0.6 MB a token."""
+    return max(1, min(SIZE, 4096 // length))
+
+
 @torch.inference_mode()
 def _perplexity(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> float:
     """Perplexity of each token of a block given those before it in the block."""
     total, count = 0.0, 0
     with evaluating(model):
-        for batch in batches(texts.lines, tokenizer, "causal_lm", length, SIZE):
+        for batch in batches(texts.lines, tokenizer, "causal_lm", length, _size(length)):
             logits = model(**batch).logits[:, :-1].float()
             targets = batch["input_ids"][:, 1:]
             total += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
@@ -235,7 +240,7 @@ def _masked(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizer
     special = torch.tensor(tokenizer.all_special_ids)
     total, count = 0.0, 0
     with evaluating(model):
-        for batch in batches(texts.lines, tokenizer, "masked_lm", length, SIZE):
+        for batch in batches(texts.lines, tokenizer, "masked_lm", length, _size(length)):
             ids = batch["input_ids"]
             chosen = (torch.rand(ids.shape, generator=draw) < 0.15) & ~torch.isin(ids, special)
             if chosen.any():

@@ -31,11 +31,19 @@ def check_parts(changes: Sequence[Change], job: Job) -> bool:
 
 
 def fitted(job: Job, changes: Sequence[Change]) -> Job:
-    """The job without the files of examples that none of these changes needs."""
+    """The job without the files that none of these changes needs."""
     used = _used(changes)
     unused: dict[str, Any] = {FILES[part]: None for part in _own(job) if part not in used}
+    if not any("teacher" in change.needs for change in changes):
+        unused["teacher_cache"] = None
     job = replace(job, **unused)
     return replace(job, texts=None) if used <= _own(job).keys() else job
+
+
+def needed_of(changes: Sequence[Change], parts: Mapping[str, Examples]) -> dict[str, Examples]:
+    """The parts that these changes and the judgement need."""
+    used = _used(changes)
+    return {name: part for name, part in parts.items() if name in used}
 
 
 def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str, Examples]:
@@ -67,23 +75,19 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     return parts
 
 
-def apart(parts: Mapping[str, Examples], *more: Examples) -> tuple[dict[str, Examples], int]:
+def apart(parts: Mapping[str, Examples]) -> tuple[dict[str, Examples], int]:
     """The parts without those texts to learn from that stand among texts to judge by; and how many these are.
 
     A student that has learned what its teacher says to a text is judged better by that text than by others. Parts of
     one file have no example in common; a file of its own may hold anything.
 
-    Args:
-        parts: Examples of each part.
-        *more: Further examples that judge.
-
     Raises:
         ValueError: No text to learn from is left.
     """
-    training, judging = parts.get("training"), [parts.get("judging"), *more]
-    if not isinstance(training, Texts):
+    training, judging = parts.get("training"), parts.get("judging")
+    if not isinstance(training, Texts) or not isinstance(judging, Texts):
         return dict(parts), 0
-    judged = {text for examples in judging if isinstance(examples, Texts) for text in examples.lines}
+    judged = set(judging.lines)
     places = [place for place, texts in enumerate(training.segments) if not judged.intersection(texts)]
     if not places:
         raise ValueError(f"every text of {training.name} to learn from is one to judge by: give others to learn from")

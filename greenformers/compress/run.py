@@ -22,12 +22,13 @@ from greenformers.compress.apply import apply, check, given_to
 from greenformers.compress.comparison import card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import apart, check_parts, read_parts
+from greenformers.compress.reading import apart, check_parts, needed_of, read_parts
 from greenformers.compress.side_by_side import BATCH, check_length, example
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import attach, pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS
+from greenformers.data._text_files import hub_name
 from greenformers.data._texts import Texts
 from greenformers.measure.energy import EnergyMeter
 from greenformers.measure.record import Record
@@ -46,7 +47,7 @@ def run(
     about: dict[str, Any],
     progress: Progress,
     *,
-    judging: Examples | None = None,
+    parts: Mapping[str, Examples] | None = None,
 ) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
@@ -61,7 +62,7 @@ def run(
         job: Further options.
         about: Context of the records.
         progress: Function that is called as work goes on.
-        judging: Examples to judge by, in place of those of the job.
+        parts: The parts of the examples that were read before; without them they are read for the job.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -74,7 +75,7 @@ def run(
     check_place(out)
     if job.lengths != ():
         EnergyMeter(job.country)  # raises now if it does not know the country
-    needed = check_parts(changes, job)
+    needed = check_parts(changes, job) or parts is not None
     small, tokenizer = pretrained(model)
     original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
     if job.teacher is not None:
@@ -88,12 +89,15 @@ def run(
         if reads_texts or tokenizer is not None:
             check_tokenizer(tokenizer, small, model)
         reader = Reader.of(original, tokenizer, length, features=features)
-    parts = {} if reader is None else read_parts(changes, job, reader)
     gone = 0
-    if job.heal_texts is not None:
-        parts, gone = apart(parts, *([] if judging is None else [judging]))
-    if judging is not None:
-        parts["judging"] = judging
+    if parts is not None:
+        parts = needed_of(changes, parts)
+    elif reader is None:
+        parts = {}
+    else:
+        parts = read_parts(changes, job, reader)
+        if job.heal_texts is not None:
+            parts, gone = apart(parts)
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:
         _check_lengths(original, changes, lengths if not parts else (*lengths, length))
@@ -243,9 +247,15 @@ def _untimed(changes: Sequence[Change]) -> list[str]:
 
 
 def files_of(model: str, job: Job) -> list[Path]:
-    """The files that a result depends on: the weights of a model in a folder, and the examples."""
-    weights = sorted(Path(model).rglob("*.safetensors")) if Path(model).is_dir() else []
-    return [*weights, *(path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None)]
+    """The files that a result depends on: the weights of models in folders, and the examples."""
+    models = [Path(name) for name in (model, job.teacher) if name is not None and Path(name).is_dir()]
+    weights = [path for folder in models for path in sorted(folder.rglob("*.safetensors"))]
+    examples = [path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None]
+    return [*weights, *(file for path in examples if hub_name(path) is None for file in _files_in(path))]
+
+
+def _files_in(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def _told(parts: Mapping[str, Examples], job: Job, gone: int) -> str:

@@ -55,7 +55,7 @@ def size_of(name: str, folder: Path) -> int:
     path = folder / FORMATS[name]
     beside = path.parent
     whole = beside != folder and name not in CHECKPOINTS
-    files = beside.iterdir() if whole else beside.glob(f"{path.stem}*{path.suffix}")
+    files = beside.glob(f"{path.stem}.*" if whole else f"{path.stem}*{path.suffix}")
     return sum(file.stat().st_size for file in files)
 
 
@@ -88,6 +88,8 @@ def check_loss(records: Sequence[Record], loss: float) -> None:
     metric = next(name for name in QUALITIES if any(record.metric == name for record in records))
     values = {record.variant: record.value for record in records if record.metric == metric}
     own = values.pop(TORCH)
+    if not own > 0:
+        raise ValueError(f"the texts cannot judge a loss: the model itself has a {metric} of {own:.3g} on them")
     lost = {
         name: 100 * (value / own - 1 if METRICS[metric].less_is_better else 1 - value / own)
         for name, value in values.items()

@@ -54,7 +54,7 @@ def bench(
     records: Sequence[Record] = (),
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> Iterator[list[Record]]:
-    """Measure all cells that have no records yet, and yield the records of one length and mode at a time.
+    """Measure all cells that lack records, and yield the new records of one length and mode at a time.
 
     Args:
         cells: Cells, see `greenformers.measure.grid.cells`.
@@ -67,8 +67,9 @@ def bench(
     have = {(record.variant, str(record.setting), record.metric) for record in records}
 
     def there(cell: Cell, mode: str) -> bool:
-        key = (cell.variant, str(setting(cell, network, how)))
-        return (*key, NAMES[mode][0]) in have or (*key, f"out_of_memory_{mode}") in have
+        key, (time, _, _, energy) = (cell.variant, str(setting(cell, network, how))), NAMES[mode]
+        wanted = [time, *[energy] * (how.country is not None), *[f"largest_batch_{mode}"] * (how.memory is not None)]
+        return (*key, f"out_of_memory_{mode}") in have or all((*key, metric) in have for metric in wanted)
 
     groups = [
         (mode, [cell for cell in group if not there(cell, mode)])
@@ -90,7 +91,11 @@ def bench(
             progress("measuring", (done + part * share) / sum(work))
 
         measurements = _group(run, network, how, mode, about, within)
-        yield [record for cell, record in measurements if cell.name in names]
+        yield [
+            record
+            for cell, record in measurements
+            if cell.name in names and (record.variant, str(record.setting), record.metric) not in have
+        ]
         done += share
     progress("measuring", 1.0)
 

@@ -72,6 +72,7 @@ def costs(
             progress((sum(parts[:part]) + share) / sum(parts))
 
     device = next(parameter.device for subject in subjects.values() for parameter in subject.module.parameters())
+    modes = [(part, part.training) for subject in subjects.values() for part in subject.module.modules()]
     for subject in subjects.values():
         subject.module.eval()
     with torch.inference_mode():
@@ -91,7 +92,7 @@ def costs(
             )  # fmt: skip
             for name, timing in timings.items():
                 measurements[name]["latency"] = timing
-    for number, (name, subject) in enumerate(subjects.items()):
+    for number, (name, subject) in enumerate(subjects.items() if parts[2] else ()):
         done(2, number / len(subjects))
         subject.module.train()
         if "flops_training" in metrics:
@@ -106,6 +107,8 @@ def costs(
         )  # fmt: skip
         for name, timing in timings.items():
             measurements[name]["train_step"] = timing
+    for part, mode in modes:
+        part.training = mode
     return [
         _record(metric, value, benchmark, name, setting, about)
         for name, values in measurements.items()

@@ -132,7 +132,9 @@ def words(advice: Advice, bound: Bound, model: str, texts: str) -> str:
         further = command(healed(first.recipe, advice.setting.rows), model, texts, advice.setting)
         said += [f"Faster still, but it needs healing (further training): {_told(first, label)}.", further]
     asked = ["--lose", f"{100 * bound.lose:g}%"] if bound.lose is not None else ["--faster", f"{bound.faster:g}x"]
-    more = shlex.join(["greenformers", "compress", model, "--texts", texts, *asked, "--out", "small"])
+    runtime = next((record.setting["runtime"] for record in advice.records if "runtime" in record.setting), None)
+    where = [] if runtime is None else ["--runtime", runtime]
+    more = shlex.join(["greenformers", "compress", model, "--texts", texts, *asked, *where, "--out", "small"])
     said += ["A search with healing finds better ones, in half an hour:", more]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from greenformers.changes._options import as_flags
 from greenformers.compress.job import Job
+from greenformers.compress.reading import fitted
 from greenformers.measure.record import METRICS
 from greenformers.report.names import Spot, name_points
 from greenformers.report.page import Listing
@@ -31,7 +32,8 @@ def recipe_words(search: Search, trial: Trial) -> str:
 
 def command(search: Search, trial: Trial, model: str, job: Job) -> str:
     """The command that makes the recipe of a trial."""
-    words = ["greenformers", "compress", model, *as_flags(search.recipe(trial.genes, trial.steps))]
+    recipe = search.recipe(trial.genes, trial.steps)
+    words, job = ["greenformers", "compress", model, *as_flags(recipe)], fitted(job, recipe)
     for entry in fields(Job):
         value, flag = getattr(job, entry.name), entry.metadata["flag"] or f"--{entry.name.replace('_', '-')}"
         if value == getattr(Job(), entry.name):

@@ -37,10 +37,11 @@ _SPEEDS = {
 _AMOUNTS = {
     "flops": ("needs", "fewer", "FLOPs"),
     "parameters": ("has", "fewer", "parameters"),
+    "size": ("takes", "less", "space on disk"),
     "peak_memory_inference": ("needs", "less", "memory at inference"),
     "peak_memory_training": ("needs", "less", "memory in training"),
 }
-_GAINS = (*_SPEEDS, "flops", "parameters")
+_GAINS = (*_SPEEDS, "flops", "parameters", "size")
 _MEMORY = ("peak_memory_inference", "peak_memory_training")
 # Names of the quality metrics, each of which the headline adds where it was measured.
 _QUALITY = {

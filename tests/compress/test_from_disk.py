@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 from command_line import refused, run
-from models import folder
+from models import folder, tokenizer
 from safetensors import safe_open
-from zoo import difference, inputs, outputs
+from zoo import difference, inputs, network, outputs
 
 import greenformers
 from greenformers.changes import Bits, Int8, LowRank, Product
@@ -17,6 +17,7 @@ from greenformers.checkpoint.save import REPORT
 from greenformers.compress import from_disk
 from greenformers.compress.from_disk import compress_from_disk
 from greenformers.measure.parameters import bytes_of, parameters
+from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.solve import stream
 
 HALF = LowRank(keep=0.5, solver="svd")
@@ -197,3 +198,34 @@ def test_what_was_written_is_held_against_the_network_that_reads_it(models, tmp_
     with pytest.raises(ValueError, match=r"the network was not saved: the written tensors (have|do not fit)"):
         compress_from_disk(models["bert"], tmp_path / "out", [HALF])
     assert not (tmp_path / "out").exists()
+
+
+def test_experts_of_our_own_models(tmp_path):
+    config = GreenformerConfig(
+        vocab_size=53, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=44,
+        max_position_embeddings=40, pad_token_id=0, feed_forward="switch",
+        feed_forward_options={"experts": 3, "capacity": None, "jitter": 0.0},
+    )  # fmt: skip
+    GreenformerForSequenceClassification(config).save_pretrained(tmp_path / "switch")
+    compress_from_disk(tmp_path / "switch", tmp_path / "small", [LowRank(keep=0.5, solver="svd")])
+    model, ids = greenformers.load(tmp_path / "small"), torch.randint(1, 53, (2, 9))
+    other = GreenformerForSequenceClassification.from_pretrained(tmp_path / "switch").eval()
+    greenformers.compress(other, LowRank(keep=0.5, solver="svd"))
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, other(ids).logits, rtol=1e-3, atol=1e-4)
+
+
+def test_layers_of_one_shape_are_not_drawn_alike(tmp_path):
+    network("bert", "BertModel").save_pretrained(tmp_path / "bert")
+    compress_from_disk(tmp_path / "bert", tmp_path / "small", [LowRank(rank=4, solver="random")])
+    attention = greenformers.load(tmp_path / "small").encoder.layer[0].attention.self
+    assert not attention.query.encoder.weight.equal(attention.key.encoder.weight)
+
+
+def test_the_chat_template_comes_along(tmp_path):
+    network("llama", tie_word_embeddings=False).save_pretrained(tmp_path / "llama")
+    own = tokenizer("llama")
+    own.chat_template = "{{ messages }}"
+    own.save_pretrained(tmp_path / "llama")
+    compress_from_disk(tmp_path / "llama", tmp_path / "small", [LowRank(keep=0.5, solver="svd")])
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "small").chat_template == "{{ messages }}"

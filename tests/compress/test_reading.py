@@ -1,23 +1,28 @@
 """Texts to learn from, apart from those that judge."""
 
+from pathlib import Path
+
 import pytest
 
+from greenformers.changes import Heal, Int8
+from greenformers.compress.job import Job
 from greenformers.compress.parts import parts_of
-from greenformers.compress.reading import apart
+from greenformers.compress.reading import apart, check_parts, fitted
+from greenformers.compress.run import Unfinished, files_of
 from greenformers.data._texts import Texts
 
 
 def test_no_text_that_judges_is_learned_from() -> None:
     training = Texts("corpus.txt", [("a",), ("b",), ("c",), ("d",)])
     pairs = Texts("pairs.tsv", [("a", "e"), ("f", "c")], [1.0, 2.0])
-    parts, gone = apart({"training": training, "judging": pairs}, Texts("others", [("d",)]))
-    assert parts["training"] == Texts("corpus.txt", [("b",)])
+    parts, gone = apart({"training": training, "judging": pairs})
+    assert parts["training"] == Texts("corpus.txt", [("b",), ("d",)])
     assert parts["judging"] is pairs
-    assert gone == 3
+    assert gone == 2
     both = Texts("pairs.txt", [("b", "g"), ("g", "h")])
-    assert apart({"training": both}, Texts("others", [("b",)]))[0]["training"] == both.at([1])
+    assert apart({"training": both, "judging": Texts("others", [("b",)])})[0]["training"] == both.at([1])
     with pytest.raises(ValueError, match=r"every text of corpus.txt to learn from is one to judge by"):
-        apart({"training": training}, training)
+        apart({"training": training, "judging": training})
 
 
 def test_without_training_nothing_changes() -> None:
@@ -45,3 +50,24 @@ def test_what_nothing_is_learned_from_judges(
     parts = parts_of(range(count), purposes, 0, limit)
     assert {name: len(part) for name, part in parts.items()} == sizes
     assert len({x for part in parts.values() for x in part}) == sum(sizes.values())
+
+
+def test_a_recipe_without_a_teacher_needs_no_place_for_what_it_gives() -> None:
+    job = Job(texts=Path("t"), teacher_cache=Path("c"))
+    assert fitted(job, [Int8()]).teacher_cache is None
+    assert fitted(job, [Heal()]).teacher_cache == Path("c")
+    check_parts([Int8()], fitted(Job(texts=Path("t"), evaluate=Path("p")), [Int8()]))
+
+
+def test_what_is_unfinished_is_of_the_very_files(tmp_path: Path) -> None:
+    def folder() -> Path:
+        return Unfinished.of(tmp_path / "out", [], files_of("MODEL", Job(texts=tmp_path / "texts"))).folder
+
+    assert files_of("MODEL", Job(texts=Path("hf://datasets/nyu-mll/glue:sst2"))) == []
+    file = tmp_path / "texts" / "deep" / "a.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("one\n")
+    before = folder()
+    assert folder() == before
+    file.write_text("two two\n")
+    assert folder() != before

@@ -266,3 +266,13 @@ def test_short_forms_where_all_have_one_and_they_are_in_order() -> None:
     assert as_flags([Heal(temperature=3.0)]) == ["--change", "heal temperature=3"]
     assert as_flags([LowRank()]) == ["--of", "parameters"]
     assert as_flags([LowRank(keep=0.5), LowRank(keep=0.25)])[::2] == ["--change", "--change"]
+
+
+def test_batches_that_are_given_calibrate_also_where_there_are_texts() -> None:
+    seen, model, ids = [], network("bert", "BertModel"), torch.randint(3, 50, (2, 9))
+    model.register_forward_pre_hook(lambda _, __, given: seen.append(tuple(given["input_ids"].shape)), with_kwargs=True)
+    greenformers.compress(
+        model, LowRank(keep=0.5, solver="activation"), texts=sentences(40), tokenizer=tokenizer("bert"),
+        calibration=[{"input_ids": ids}],
+    )  # fmt: skip
+    assert set(seen) == {(2, 9)}

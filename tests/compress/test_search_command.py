@@ -113,9 +113,9 @@ def test_refused_before_any_work(
 
 def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     job = Job(texts=home / "texts.txt", evaluate=home / "pairs.tsv", length=16, lengths=(16,))
-    search, unseen = running._prepared(
+    search, parts = running._prepared(
         str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None, Others()
     )
-    seen = search.lab.examples
+    seen, unseen = search.lab.examples, parts["judging"]
     assert len(seen) == len(unseen) == 15
     assert not set(seen.segments) & set(unseen.segments)

@@ -18,9 +18,10 @@ import greenformers
 from greenformers.changes import Attention, Int8, LowRank
 from greenformers.export import compare
 from greenformers.export import write as writing
-from greenformers.export.measure import latencies
+from greenformers.export.measure import check_loss, latencies, size_of
 from greenformers.export.network import Network, examples
 from greenformers.export.write import FORMATS, PACKED, reader, write
+from greenformers.measure.record import Record
 from greenformers.solve.units import TransposedLED, units
 
 OF_ANY = [form for form in FORMATS if form != PACKED]
@@ -317,3 +318,20 @@ def test_int8_that_overflows_is_told_from_other_differences(
     with pytest.raises(ValueError, match="the file differs from the model by") as refused:
         compare.Comparison(whole, examples(whole, 16))("the file", lambda *batch: 2 * whole(*batch))
     assert ("no VNNI" in str(refused.value)) == (rounds and not there)
+
+
+@pytest.mark.parametrize(("metric", "own"), [("accuracy", 0.0), ("spearman", -4.0)])
+def test_a_loss_of_nothing_is_none(metric: str, own: float) -> None:
+    records = [Record.of(metric, own, benchmark="export", variant=name) for name in ("torch", "ONNX Runtime")]
+    with pytest.raises(ValueError, match=f"the texts cannot judge a loss: the model itself has a {metric} of"):
+        check_loss(records, 1.0)
+
+
+def test_the_size_is_that_of_the_graph_and_its_weights(exported: dict[str, Exported]) -> None:
+    folder = exported["gpt2"].folder
+    before = {form: size_of(form, folder) for form in OF_ANY}
+    (folder / "openvino" / "openvino_tokenizer.bin").write_bytes(b"a vocabulary")
+    assert {form: size_of(form, folder) for form in OF_ANY} == before
+    (folder / "openvino" / "openvino_tokenizer.bin").unlink()
+    files = (folder / "openvino").glob("openvino_model.*")
+    assert before["openvino"] == sum(file.stat().st_size for file in files)

@@ -146,6 +146,11 @@ def test_only_what_is_missing_is_measured(found: list[Record]) -> None:
     assert all(record.to == BASELINE and record.ratio for record in again)
 
 
+def test_what_an_earlier_run_did_not_ask_for_is_measured(found: list[Record]) -> None:
+    again = measured(how=replace(HOW, memory=2.0**26, modes=("inference",)), records=found)
+    assert {record.metric for record in again} == {"largest_batch_inference"}
+
+
 def test_one_mode_alone_and_progress_to_the_end() -> None:
     seen: list[float] = []
     found = measured(CELLS[:3], how=replace(HOW, modes=("training",)), progress=lambda _, share: seen.append(share))
