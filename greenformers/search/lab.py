@@ -47,6 +47,8 @@ from greenformers.search.trials import Trial
 from greenformers.search.tries import Turn
 
 ORIGINAL, TRIED = "original", "tried"
+MOST = 100.0
+"""How many times better a recipe may be said to be than the model as it is."""
 REPEATS, SECONDS = 9, 4.0
 """Least number of timed runs of the model as it is and of a recipe, in turns, and seconds that they take together at
 least. With 9 runs of 60 ms the same recipe was 1.8 and 2.2 times as fast on a machine that others use too."""
@@ -146,20 +148,20 @@ class Lab:
             made: Function that makes it.
             turn: Function that calls another when nothing else runs.
         """
-        own = self.own
+        own, metric, (examples, before) = self.own, self.own_quality[0], self._judging
         try:
             model = made()
             tried = self._ready(model, TRIED)
-        except (ValueError, MemoryError, RuntimeError) as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            return Trial(genes, steps, refused=why[:300])
-        metric, (examples, before) = self.own_quality[0], self._judging
-        try:
             _, after = self._quality(tried, examples, metric)
+            beside, rounded, relative = turn(lambda: self._speed(model, tried))
         except KeyError:
             return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
-        share = before / after if METRICS[metric].less_is_better else after / before
-        return Trial(genes, steps, turn(lambda: self._speed(model, tried)), 1 - share, own.size / tried.size)
+        except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            return Trial(genes, steps, refused=why[:300])
+        # Of an error rate of 0 no share could be said.
+        share = before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
+        return Trial(genes, steps, rounded * relative, 1 - share, own.size / tried.size, beside=beside, rounded=rounded)
 
     def speed(self, model: PreTrainedModel) -> float:
         """How many times as fast a made recipe is.
@@ -167,12 +169,14 @@ class Lab:
         Raises:
             ValueError: It cannot be run in the runtime.
         """
-        return self._speed(model, self._ready(model, TRIED))
+        _, rounded, relative = self._speed(model, self._ready(model, TRIED))
+        return rounded * relative
 
-    def _speed(self, model: PreTrainedModel, tried: Ready) -> float:
+    def _speed(self, model: PreTrainedModel, tried: Ready) -> tuple[str, float, float]:
+        """What a recipe is timed beside, see `Trial`; how many times as fast that is, and the recipe beside it."""
         kinds = tuple(kind for kind in changes_of(model) if kind.freezes)
         if not kinds:
-            return self.faster(self.own, tried)
+            return "", 1.0, self.faster(self.own, tried)
         if kinds not in self._rounded:
             name = "-".join([ORIGINAL, *(kind.name() for kind in kinds)])
             self._rounded[kinds] = Rounded(self._ready(self.made(tuple(kind() for kind in kinds)), name))
@@ -180,7 +184,8 @@ class Lab:
         rounded.trials += 1
         if rounded.trials.bit_count() == 1:  # 1, 2, 4, 8, ...
             rounded.speeds.append(self.faster(self.own, rounded.ready))
-        return median(rounded.speeds) * self.faster(rounded.ready, tried)
+        names = " + ".join(kind.name() for kind in kinds)
+        return names, median(rounded.speeds), self.faster(rounded.ready, tried)
 
     @cached_property
     def own(self) -> Ready:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class NetworkLab:
                 why = f"{speed:.2f}x as fast, of at least {self.least:g}x: not trained"
                 return Trial(genes, steps, speed, refused=why)
             model, quality = self.trained(genes, steps)
+            if not isfinite(quality):
+                raise ValueError(f"its {self.objective.metric} is no number after {steps} steps")
         except (ValueError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             return Trial(genes, steps, refused=why[:300])

@@ -1,5 +1,6 @@
 """`greenformers compress MODEL --lose 1%` and `--faster 3x`: a search, and its best recipe made in full."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,7 @@ from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
-from greenformers.checkpoint.save import check_place
+from greenformers.checkpoint.save import REPORT, check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
@@ -21,8 +22,9 @@ from greenformers.data._examples import Examples, halves
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS, task_of
+from greenformers.data._texts import Texts
 from greenformers.export.deploy import deploy
-from greenformers.measure.record import Record, context
+from greenformers.measure.record import Record, append, context, read
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.healing import HURDLES
@@ -106,13 +108,17 @@ def find(
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
     folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
     with each_alone() as others:
-        search, unseen = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
+        search, parts = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
         search.run()
     results: dict[tuple[Genes, int], _Made] = {}
 
     def make(genes: Genes, steps: int) -> None:
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-        judged = run(model, recipe, place, fitted(job, recipe), about, progress, judging=unseen)
+        judged = _judged(place)
+        if judged is None:
+            judged = run(model, recipe, place, fitted(job, recipe), about, progress, parts=parts)
+            if first_process():
+                _keep(place, judged)
         results[genes, steps] = _Made(recipe, place, *judged)
         search.add(genes, steps, lambda: pretrained(str(place))[0])
 
@@ -131,8 +137,9 @@ def find(
         lab = search.lab
         small, tokenizer = pretrained(str(place))
         deployed, _ = deploy(
-            small, tokenizer, place / DEPLOYED, [runtime], examples=unseen, length=lab.length or lab.reader.length,
-            lengths=[lab.length or lab.reader.length], batch=lab.batch, about=about, progress=progress,
+            small, tokenizer, place / DEPLOYED, [runtime], examples=parts["judging"],
+            length=lab.length or lab.reader.length, lengths=[lab.length or lab.reader.length], batch=lab.batch,
+            about=about, progress=progress,
         )  # fmt: skip
         records = [*records, *deployed]
     notes = [*notes, *(f"Not tried: {change.label}: {why}" for change, why in search.space.refused)]
@@ -142,6 +149,30 @@ def find(
     place.replace(out)
     shutil.rmtree(folder)
     return Outcome(best, recipe, search, report, records, notes)
+
+
+_Judged = tuple[CompressionReport, list[Record], list[str]]
+
+
+def _beside(place: Path) -> tuple[Path, Path]:
+    """Files with what there is to say of a recipe that was made: its records, and its notes, written last."""
+    return place.with_name(f"{place.name}.jsonl"), place.with_name(f"{place.name}.json")
+
+
+def _keep(place: Path, judged: _Judged) -> None:
+    """Keep what there is to say of a recipe that was made, so that a search that is stopped need not make it again."""
+    records, notes = _beside(place)
+    records.unlink(missing_ok=True)
+    append(records, judged[1])
+    notes.write_text(json.dumps(judged[2]))
+
+
+def _judged(place: Path) -> _Judged | None:
+    """What a call before kept of a recipe that was made; None where it was not made."""
+    records, notes = _beside(place)
+    if not notes.is_file():
+        return None
+    return CompressionReport.of(json.loads((place / REPORT).read_text())), read(records), json.loads(notes.read_text())
 
 
 def find_recipe(
@@ -194,8 +225,10 @@ def _prepared(
     folder: Path,
     told: Callable[[Search, Trial], None],
     others: Others,
-) -> tuple[Search, Examples]:
-    """The search, before its first trial, and the examples that it does not see."""
+) -> tuple[Search, dict[str, Examples]]:
+    """The search, before its first trial, and the parts of the examples, to judge by those that it does not see."""
+    if job.teacher is not None:
+        raise ValueError("--teacher is of a recipe: a search learns from MODEL, and compares with it")
     reading = [
         next(kind() for kind in kinds() if kind.trains),
         next(kind() for kind in kinds() if kind.share is not None),
@@ -213,8 +246,7 @@ def _prepared(
     if texts or tokenizer is not None:
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
-    # What is made in the end is calibrated with as many as the job says.
-    parts = read_parts(reading, replace(job, length=length, limit=min(job.limit, CALIBRATION)), reader)
+    parts = read_parts(reading, replace(job, length=length), reader)
     if job.heal_texts is not None:
         parts, _ = apart(parts)
     check_examples(original, parts["judging"], reader)
@@ -223,7 +255,9 @@ def _prepared(
         name = parts["judging"].name
         raise ValueError(f"{name} leaves {count} examples to judge by; a search needs at least {LEAST}")
     seen, unseen = halves(parts["judging"], count)
-    given = given_by(original, original, reader, parts, reading, replace(job, length=length), lambda *_: None)
+    # What is made in the end is calibrated with as many as the job says.
+    few = parts | {"calibration": _some(parts["calibration"])}
+    given = given_by(original, original, reader, few, reading, replace(job, length=length), lambda *_: None)
     space = Space.of(
         original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm",
         runtime=runtime,
@@ -233,4 +267,12 @@ def _prepared(
     plan = Plan(bound, seconds, heals=True, seed=job.seed)
     trials = Trials(folder / "trials.jsonl", others.rank)
     search = Search(space, lab, plan, trials, lambda trial: told(search, trial), others=others)
-    return search, unseen
+    return search, parts | {"judging": unseen}
+
+
+def _some(examples: Examples) -> Examples:
+    """At most `CALIBRATION` of some examples, from all over; a pair of texts counts as two."""
+    size = len(examples.segments[0]) if isinstance(examples, Texts) and not examples.translated else 1
+    most = max(1, CALIBRATION // size)
+    step = max(1, len(examples) / most)
+    return examples.at([int(step * place) for place in range(min(most, len(examples)))])

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ class Trial:
         smaller: How many times smaller on disk.
         seconds: Seconds that it took, with those that choosing it took.
         refused: Why it cannot be made, or was not: figures that are not known are nan.
+        beside: Changes that round weights, of the model that the recipe was timed beside; empty for the model as it is.
+        rounded: How many times as fast as the model as it is that one is, by what was measured until then. The speed is
+            the product of this and of how many times as fast as that one the recipe is.
     """
 
     genes: Genes
@@ -30,6 +34,8 @@ class Trial:
     smaller: float = float("nan")
     seconds: float = 0.0
     refused: str | None = None
+    beside: str = ""
+    rounded: float = 1.0
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Trial":
@@ -58,8 +64,7 @@ class Trials:
         self.seen: list[Trial] = []
         self._on_disk: dict[tuple[Genes, int], Trial] = {}
         if path.is_file():
-            for line in path.read_text().splitlines():
-                trial = Trial.of(json.loads(line))
+            for trial in _trials(path):
                 self._on_disk[trial.genes, trial.steps] = trial
         self._begun = path.with_suffix(f".begun-{rank}" if rank else ".begun")
 
@@ -68,7 +73,7 @@ class Trials:
 
         `end` is to be called however the trial ends.
         """
-        begun = json.loads(self._begun.read_text()) if self._begun.is_file() else []
+        begun = _json(self._begun.read_text()) or [] if self._begun.is_file() else []
         same = [list(genes), steps]
         times = sum(entry == same for entry in begun)
         if times >= self.MOST:
@@ -91,15 +96,25 @@ class Trials:
         return self._on_disk.get((genes, steps))
 
     def add(self, trial: Trial) -> None:
-        """Count a trial as seen, and keep it on disk if it is not there."""
+        """Count a trial as seen, and keep it on disk if it is not there.
+
+        What a model with its weights rounded gains is known better with each time it is measured. Earlier trials beside
+        it get the newest gain too: else of two such recipes the one that was timed in a quiet minute would win.
+        """
+        if trial.beside and trial.refused is None:
+            self.seen = [_regauged(other, trial) for other in self.seen]
         self.seen.append(trial)
         if (trial.genes, trial.steps) not in self._on_disk:
             self._on_disk[trial.genes, trial.steps] = trial
             if not self._writes:
                 return
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a") as file:
-                file.write(json.dumps(asdict(trial)) + "\n")
+            # Of a line that a full disk cut off no more is lost.
+            cut = self.path.is_file() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+            with self.path.open("ab", buffering=0) as file:
+                text = ("\n" * cut + json.dumps(asdict(trial)) + "\n").encode()
+                if file.write(text) < len(text):
+                    raise OSError(ENOSPC, "No space left on device", str(self.path))
 
     def of(self, genes: Genes, steps: int) -> Trial | None:
         """The trial of a recipe with so many steps of healing that was seen, if there is one."""
@@ -108,6 +123,26 @@ class Trials:
     def done(self, steps: int | None = None) -> list[Trial]:
         """Trials that were not refused; those with so many steps of healing, where a number is given."""
         return [trial for trial in self.seen if trial.refused is None and steps in (None, trial.steps)]
+
+
+def _regauged(trial: Trial, newest: Trial) -> Trial:
+    """A trial with the gain of the newest one, where both were timed beside the same."""
+    if trial.beside != newest.beside:
+        return trial
+    return replace(trial, speed=trial.speed / trial.rounded * newest.rounded, rounded=newest.rounded)
+
+
+def _trials(path: Path) -> list[Trial]:
+    """The trials of a file, without lines that a full disk or a kill cut off."""
+    return [Trial.of(row) for line in path.read_text().splitlines() if (row := _json(line)) is not None]
+
+
+def _json(text: str) -> Any:
+    """What a text of JSON holds; None where it is cut off."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
 
 
 def front(trials: Sequence[Trial]) -> list[Trial]:

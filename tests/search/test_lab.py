@@ -81,3 +81,15 @@ def test_what_rounds_is_timed_beside_the_model_rounded_alike(tmp_path: Path) -> 
     rounded = [lab.speed(lab.made((Layers(1), Int8()))) for _ in range(4)]
     assert rounded == [1.5 * 2, 1.5 * 3, 1.5 * 3, 1.5 * 3], "of 2; 2 and 4; 2, 4 and 3 the median"
     assert asked == ["the model as it is", "another"] * 2 + ["another", "the model as it is", "another"]
+
+
+def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
+    model = encoder()
+    lab = Lab(model, Reader.of(model, tokenizer("bert"), 16), Texts("texts", sentences(8)), Given(), tmp_path,
+              faster=lambda *_: 2.0)  # fmt: skip
+    bad = copy.deepcopy(model)
+    next(bad.parameters()).data.fill_(float("nan"))
+    trial = lab.trial((1,), 0, lambda: bad)
+    assert trial.refused is not None
+    assert "finite" in trial.refused
+    assert lab.trial((0,), 0, lambda: copy.deepcopy(model)).refused is None

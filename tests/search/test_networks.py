@@ -228,6 +228,17 @@ def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
     assert sorted(depths.values(), key=search.fitness) == [depths[depth] for depth in sorted(depths, reverse=True)]
 
 
+def test_what_has_no_loss_any_more_is_refused(monkeypatch):
+    few = with_validation(Settings(limit=120).task().objective)
+    space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",))
+    lab = NetworkLab(space, few, 0)
+    other = next((at,) for at in range(len(space.values["layers"])) if (at,) != space.start)
+    monkeypatch.setattr(lab, "speed_up", lambda *_: 2.0)
+    quality = {space.start: 50.0, other: float("nan")}
+    monkeypatch.setattr(lab, "trained", lambda genes, *_: (lab.network(genes), quality[genes]))
+    assert "is no number after 3 steps" in lab.trial(other, 3).refused
+
+
 # One network of all choices.
 
 

@@ -226,3 +226,17 @@ def test_merit_is_what_is_asked_for_less_what_is_beyond_the_bound():
 def test_a_bound_is_one_of_two_and_in_range(given, said):
     with pytest.raises(ValueError, match=said):
         Bound(**given)
+
+
+def test_a_line_that_a_full_disk_cut_off_is_lost_alone(tmp_path):
+    path = tmp_path / "trials.jsonl"
+    trials = Trials(path)
+    trials.add(Trial((0, 1), 0, 2.0, 0.1, 1.0))
+    path.write_text(path.read_text() + '{"genes": [1, 1], "st')
+    path.with_suffix(".begun").write_text("")
+    again = Trials(path)
+    assert again.on_disk((0, 1), 0).speed == 2.0
+    assert again.begin((2, 2), 0) is None
+    again.end()
+    again.add(Trial((2, 2), 0, 3.0, 0.1, 1.0))
+    assert Trials(path).on_disk((2, 2), 0).speed == 3.0
