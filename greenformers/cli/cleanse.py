@@ -85,6 +85,9 @@ def cleanse(
     for path in (texts, trusted):
         if path is not None and suffix(path) != ".tsv":
             raise ValueError(f"{path} must be a table .tsv with the columns sentence and label")
+    files = [path.resolve() for path in (texts, trusted, out, rest) if path is not None]
+    if len(set(files)) < len(files):
+        raise ValueError("texts, trusted, out and rest must be files of their own: one is named twice")
     rows = every_text(texts)
     data = _labelled(rows, None if trusted is None else every_text(trusted))
     for path in (out, rest):
@@ -118,6 +121,7 @@ def cleanse(
 def _write(path: Path, header: str, rows: "Sequence[tuple[object, ...]]") -> None:
     """Write a table; a sentence holds no tab, as it comes from one."""
     lines = ["\t".join(map(str, row)) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([header, *lines, ""]), encoding="utf-8")
 
 

@@ -131,7 +131,7 @@ def compress(
     if results is not None:
         append(results, records)
     lead = headline(records)
-    if not any("texts" in record.setting for record in records):
+    if not any({"texts", "examples"} & record.setting.keys() for record in records):
         lead = f"Quality was not judged: no texts were given. {lead}"
     page = write(records, report or out / "report", f"{model_name(model)}, compressed", lead=lead)
     console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)

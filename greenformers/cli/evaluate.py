@@ -33,6 +33,8 @@ def evaluate(
     from greenformers.train.generation import Writing
 
     terminal.quiet()
+    if results is not None:
+        terminal.check_writable(results)
     console = terminal.console()
     writing = Writing(beams, length_penalty, no_repeat, min_new_tokens)
     evaluation = scored(run_folder, split, folder=folder, writing=writing, batch_size=batch)

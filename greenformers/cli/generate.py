@@ -41,6 +41,8 @@ def generate(
     from greenformers.train.evaluate import written
     from greenformers.train.generation import Writing
 
+    if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
+        raise ValueError("temperature, top_k and top_p are of sampling: give --sample too")
     terminal.quiet()
     texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
     options: dict[str, Any] = {

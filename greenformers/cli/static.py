@@ -30,7 +30,10 @@ def static(
     ] = None,
     dims: Annotated[int, typer.Option(help="Dimensions of the vectors.")] = DIMS,
     length: Annotated[
-        int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
+        int | None,
+        typer.Option(
+            help="Longest text in tokens; by default that of the model's pooling, else 128, within its positions."
+        ),
     ] = None,
     teacher_cache: Annotated[
         Path | None, typer.Option(help="Folder that keeps what the model gives to each text, also for other students.")
@@ -43,26 +46,29 @@ def static(
     as the model it learns from.
     """
     from greenformers.checkpoint.pretrained import model_name, pretrained
-    from greenformers.checkpoint.save import check_target
+    from greenformers.checkpoint.save import check_place
     from greenformers.compress.comparison import card
     from greenformers.data._examples import read_examples
     from greenformers.data._texts import Texts
     from greenformers.measure.record import append, context
     from greenformers.report.table import tables
-    from greenformers.static.judge import STATIC, TEACHER, compared
+    from greenformers.static.judge import STATIC, TEACHER, check_pairs, compared
     from greenformers.static.learn import learned_by, longest
 
     terminal.quiet()
     console = terminal.console()
     if length is not None and length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
-    check_target(out)
+    check_place(out)
     if results is not None:
         terminal.check_writable(results)
     learnt, _ = read_examples(texts, "text")
-    pairs = None if evaluate is None else read_examples(evaluate, "text")[0]
     assert isinstance(learnt, Texts)
-    assert pairs is None or isinstance(pairs, Texts)
+    others, judging = (None, None) if evaluate is None else read_examples(evaluate, "text")
+    pairs = judging or others
+    if pairs is not None:
+        assert isinstance(pairs, Texts)
+        check_pairs(pairs)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     lines = list(dict.fromkeys(line for line in learnt.lines if line.strip()))
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:

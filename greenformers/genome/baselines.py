@@ -50,7 +50,12 @@ def at_positions(people: People, positions: Sequence[int]) -> tuple[NDArray[np.f
     columns = [number for number, (position, _) in enumerate(features) if position in set(positions)]
     if not columns:
         raise ValueError(f"positions must have variants, none of {', '.join(map(str, positions))} has")
-    return counts[:, columns].astype(float), [features[number] for number in columns]
+    names = [features[number] for number in columns]
+    if missing := sorted(set(positions) - {position for position, _ in names}):
+        warnings.warn(
+            f"nobody differs at {', '.join(map(str, missing))}: the known variants are without them", stacklevel=2
+        )
+    return counts[:, columns].astype(float), names
 
 
 def kmer_counts(texts: Sequence[str], k: int) -> NDArray[np.float64]:

@@ -158,7 +158,9 @@ def sentences_of(
     source = np.random.default_rng(seed)
     total = sum(len(sequence) for sequence in _sequences(path, share))
     if not total:
-        raise GenomeError(f"{path}: has no sequences")
+        whole = len(share) == 20
+        few = f"has too few people for its splits: of every 20 those from {share[0] + 1} to {share[-1] + 1} are one"
+        raise GenomeError(f"{path}: {'has no sequences' if whole else few}")
     chance = min(1.0, count * (SHORTEST + LONGEST) / 2 / total)
     for sequence in _sequences(path, share):
         bounds = pieces(len(sequence), source, starts=1, first=min(LONGEST, len(sequence)))

@@ -212,6 +212,8 @@ class Demo:
         if not genotypes.exists():
             for _ in simulate.synthetic(self.files.sites, reference, region, count, genotypes, 0):
                 pass
+        elif (there := len(variants.people(genotypes))) != count:
+            raise ValueError(f"{folder} holds {there:,} people of another --people, where {count:,} are asked for")
         return genotypes
 
     def _cohort(

@@ -25,12 +25,17 @@ from greenformers.genome.files import Region
 from greenformers.genome.finetune import splits_of
 from greenformers.genome.people import People
 from greenformers.genome.settings import Finetuning, sequences_of
+from greenformers.measure.device import accelerator
 from greenformers.measure.quality import evaluating
 from greenformers.report.track import track
 from greenformers.train import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+AT_ONCE = 8
+"""Midpoints that pass through the network together: each needs the memory of a sequence in training."""
 
 
 def integrated_gradients(
@@ -51,7 +56,8 @@ def integrated_gradients(
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     embedding = model.get_input_embeddings()
-    empty = torch.where(torch.isin(ids, torch.tensor(unchanged)), ids, mask_id)
+    ids = ids.to(next(model.parameters()).device)
+    empty = torch.where(torch.isin(ids, torch.tensor(unchanged, device=ids.device)), ids, mask_id)
     with evaluating(model), torch.no_grad():
         start, end = embedding(empty), embedding(ids)
     difference = end - start
@@ -66,11 +72,13 @@ def integrated_gradients(
         return logits[:, 1] - logits[:, 0]
 
     with evaluating(model):
-        points = (start + ((torch.arange(steps) + 0.5) / steps)[:, None, None] * difference).requires_grad_()
-        gradients = torch.autograd.grad(logit(points).sum(), points)[0]
+        shares, gradients = (torch.arange(steps, device=ids.device) + 0.5) / steps, torch.zeros_like(difference)
+        for some in shares.split(AT_ONCE):
+            points = (start + some[:, None, None] * difference).requires_grad_()
+            gradients += torch.autograd.grad(logit(points).sum(), points)[0].sum(0)
         with torch.no_grad():
             whole = (logit(end[None]) - logit(start[None])).item()
-    values = (gradients.mean(0) * difference).sum(-1)
+    values = (gradients / steps * difference).sum(-1).cpu()
     return values, float(values.sum()) - whole
 
 
@@ -173,9 +181,10 @@ def explained(
     if not (folder / run.SETTINGS).exists() and (splits := splits_of(folder)):
         raise ValueError(f"{folder} holds a run for each split; name one: {', '.join(splits)}")
     settings = run.settings_of(folder, Finetuning)
-    everybody = People.load(sequences_of(settings), settings.region)
+    everybody = People.load(sequences_of(settings), settings.region, disease=settings.disease)
     numbers = everybody.splits(settings.split, settings.valid_share, settings.test_share)["test"][:people]
-    model, tokenizer = run.trained(folder, Finetuning), replace(settings, init=str(folder), tokens=None).tokenizer()
+    model = run.trained(folder, Finetuning).to(accelerator())  # type: ignore[arg-type]
+    tokenizer = replace(settings, init=str(folder), tokens=None).tokenizer()
     if "kmer_pattern" in tokenizer.init_kwargs:
         raise ValueError(f"{folder}: its tokens are k-mers, which overlap; explain needs subwords")
     variant_names = {} if names is None else variants.names(names, everybody.region)

@@ -10,7 +10,9 @@ from rich.console import Console
 from greenformers.genome.files import digest
 from greenformers.genome.risk import Chances, DiseaseRisk
 from greenformers.genome.settings import Finetuning, sequences_of
+from greenformers.measure.device import accelerator
 from greenformers.train import run
+from greenformers.train.processes import first_process, wait
 
 SPLIT = "split"
 """Beginning of the name of the run folder of a draw, before its number."""
@@ -26,7 +28,7 @@ def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> 
         console: Console that shows the progress.
 
     Returns:
-        Probabilities and labels of the people of each draw.
+        Probabilities and labels of the people of each draw; of several processes the first one alone has them.
     """
     check(settings, splits)
     results = []
@@ -37,7 +39,9 @@ def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> 
         if (folder / run.SETTINGS).exists():
             sequences_of(run.settings_of(folder, Finetuning))
         run.ensure(folder, drawn, console)
-        results.append(chances(folder))
+        if first_process():  # it alone has saved the network
+            results.append(chances(folder))
+        wait()
     return results
 
 
@@ -62,6 +66,6 @@ def chances(folder: Path) -> Chances:
     settings = run.settings_of(folder, Finetuning)
     objective = replace(settings, init=str(folder), tokens=None).task().objective
     assert isinstance(objective, DiseaseRisk)
-    model = run.trained(folder, Finetuning)
+    model = run.trained(folder, Finetuning).to(accelerator())  # type: ignore[arg-type]
     valid, test = (objective.probabilities(model, split, 4 * settings.batch) for split in ("valid", "test"))
     return Chances(*(values.numpy() for values in (*valid, *test)))

@@ -43,7 +43,10 @@ def records(
     for name, values in features.items():
         models[name] = [baselines.regression(values, people.labels, draw) for draw in draws]
     models |= others or {}
-    setting = {"region": str(people.region), "people": len(people.names), "draws": len(chances)}
+    setting = {
+        "region": str(people.region), "people": len(people.names), "draws": len(chances),
+        "predicted": people.phenotypes[1],
+    }  # fmt: skip
     rows = []
     for name, model_chances in models.items():
         scores = [result.scores() for result in model_chances]

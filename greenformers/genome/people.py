@@ -26,7 +26,7 @@ class People:
         alphabet: Alphabet of the diplotypes.
         names: Names of the people.
         pairs: Pairs of each person, (m,).
-        labels: Label of each person, 1 for the phenotype that is predicted, the last one in alphabetical order.
+        labels: Label of each person, 1 for the phenotype that is predicted.
         phenotypes: Both phenotypes, the predicted one last.
     """
 
@@ -38,16 +38,17 @@ class People:
     phenotypes: list[str]
 
     @classmethod
-    def load(cls, path: Path, region: str | None = None) -> People:
+    def load(cls, path: Path, region: str | None = None, *, disease: str | None = None) -> People:
         """Load a file that `genome encode` wrote with a cohort.
 
         Args:
             path: Path of the file.
             region: Part of the file's region; None for all of it.
+            disease: Phenotype that is predicted; None for the last one in alphabetical order.
 
         Raises:
             GenomeError: It is no such file, is damaged, has no phenotypes or not two of them, has a person twice, or
-                does not hold the region.
+                does not hold the region or the disease.
         """
         settings = encode.settings_of(path)
         if settings["mode"] != "diplotype":
@@ -71,6 +72,10 @@ class People:
         distinct = sorted(set(phenotypes))
         if len(distinct) != 2:
             raise GenomeError(f"{path}: must have two phenotypes, has {len(distinct)}")
+        if disease is not None:
+            if disease not in distinct:
+                raise GenomeError(f"{path}: disease must be one of {', '.join(distinct)}; got {disease!r}")
+            distinct.sort(key=lambda phenotype: phenotype == disease)
         labels = np.array([distinct.index(phenotype) for phenotype in phenotypes])
         return cls(Region(whole.contig, part.start, part.end), alphabet, names, pairs, labels, distinct)
 
@@ -90,8 +95,8 @@ class People:
 
         Returns:
             Counts 0, 1 or 2, (people, features), and for each feature its position in the genome, from 1, and its
-            symbol: A, C, G, T, N, DEL, or + for an insertion after it. The most frequent symbol of a position has no
-            feature.
+            symbol: A, C, G, T, N, DEL, or + for an insertion after it, however long. The most frequent of a position's
+            other symbols has no feature.
         """
         length = len(self.region)
         kinds = ("A", "C", "G", "T", "N", "DEL", "+")
@@ -99,12 +104,13 @@ class People:
         for number, pairs in enumerate(self.pairs):
             both, place = symbols(pairs), places(pairs)
             for side in both.T:
-                base, inserted = (side <= N) | (side == DEL), (side > N) & (side < DEL)
                 # An inserted column's own DEL is not one of the position.
-                own = base & (np.diff(place, prepend=-1) > 0)
+                own = ((side <= N) | (side == DEL)) & (np.diff(place, prepend=-1) > 0)
                 counts[number, place[own], np.where(side[own] == DEL, N + 1, side[own])] += 1
-                counts[number, place[inserted], N + 2] = 1
-        total = counts.sum(axis=0, dtype=np.int64)
+            # Of an insertion of several bases the column that most haplotypes have tells how many have it.
+            copies = ((both > N) & (both < DEL)).sum(axis=1, dtype=np.int8)
+            np.maximum.at(counts[number, :, N + 2], place, copies)
+        total = counts[:, :, : N + 2].sum(axis=0, dtype=np.int64)
         varied = (counts != counts[:1]).any(axis=0)
         varied[np.arange(length), total.argmax(axis=1)] = False
         where = np.argwhere(varied)

@@ -51,7 +51,7 @@ class DiseaseRisk(TextClassification):
             for batch in loader:
                 labels.append(batch.pop("labels"))
                 inputs = {name: value.to(device) for name, value in batch.items()}
-                probabilities.append(model(**inputs).logits.double().softmax(-1)[:, 1].cpu())
+                probabilities.append(model(**inputs).logits.cpu().double().softmax(-1)[:, 1])
         return torch.cat(probabilities), torch.cat(labels)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:

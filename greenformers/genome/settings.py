@@ -45,6 +45,11 @@ class Network(Training):
             return super().sizes()
         return replace(self, k=min(256, self.length)).sizes()
 
+    def check_memory(self) -> None:
+        """Raise ValueError where a memory of earlier segments is asked for."""
+        if self.memory:
+            raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
+
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer of the settings, or that of the run in `init`.
 
@@ -94,6 +99,7 @@ class Pretraining(Network):
         from greenformers.genome.reference import Reference
         from greenformers.train.task import Task
 
+        self.check_memory()
         if (self.reference is None) == (self.sequences is None):
             raise ValueError("name a reference or sequences, one of them")
         if self.mode not in MODES:
@@ -101,7 +107,7 @@ class Pretraining(Network):
         if self.alphabet not in ALPHABETS:
             raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {self.alphabet!r}")
         if self.sequences is not None:
-            for name in ("region", "sites", "mode", "alphabet"):
+            for name in ("region", "sites", "least", "mode", "alphabet", "starts"):
                 if (given := getattr(self, name)) != getattr(Pretraining, name):
                     raise ValueError(f"{name} is for a reference; of sequences it is the file's own, got {given!r}")
         for name in ("starts", "sentences"):
@@ -124,6 +130,9 @@ class Finetuning(Network):
 
     sequences: str = setting("", "File of `genome encode`, with phenotypes.")
     region: str | None = setting(None, "Part of the encoded region.")
+    disease: str | None = setting(
+        None, "Phenotype that is predicted, of the two; by default the last one in alphabetical order."
+    )
     digest: str | None = setting(
         None, "SHA-256 that the file of sequences must have; `genome finetune` sets it in its runs."
     )
@@ -147,7 +156,8 @@ class Finetuning(Network):
         from greenformers.genome.risk import DiseaseRisk
         from greenformers.train.task import Task
 
-        people = People.load(sequences_of(self), self.region)
+        self.check_memory()
+        people = People.load(sequences_of(self), self.region, disease=self.disease)
         splits = people.splits(self.split, self.valid_share, self.test_share)
         examples = {
             name: Examples([(people.text(row),) for row in rows], [int(people.labels[row]) for row in rows])

@@ -101,11 +101,15 @@ def bases_at(called: variants.Variants, region: Region, positions: Sequence[int]
 
 
 def epsilon(called: variants.Variants, region: Region, assembly: int) -> list[str]:
-    """The APOE genotype of every person, such as e3/e4; ? where it is not known."""
+    """The APOE genotype of every person, such as e3/e4; ? where it is not known.
+
+    Unphased calls of an e2/e4 are those of an e1/e3 too, and e1 is one in thousands.
+    """
     genotypes = []
     for both in bases_at(called, region, APOE_SITES[assembly]):
         alleles = sorted(EPSILON.get((bases[0], bases[1]), "?") for bases in both)
-        genotypes.append("?" if "?" in alleles else "/".join(alleles))
+        genotype = "?" if "?" in alleles else "/".join(alleles)
+        genotypes.append("e2/e4" if genotype == "e1/e3" and not called.phased else genotype)
     return genotypes
 
 

@@ -65,7 +65,7 @@ def surroundings(
     # Checks that the longest sequence fits the network, before the shorter ones are trained on.
     points[-1][1].task()
     for margin, point in points:
-        people = People.load(path, point.region)
+        people = People.load(path, point.region, disease=point.disease)
         features = judge.features(people, positions)
         chances = finetune(point, out / f"plus{margin}", splits, console)
         collected += _with(judge.records(point, chances, features, people), "margin", margin)
@@ -99,7 +99,7 @@ def pretraining(
         starts[step] = replace(settings, init=str(folder / run.SNAPSHOTS / str(step)))
     last = max(int(entry["step"]) for entry in run.metrics_of(folder))
     starts[last] = settings
-    people = People.load(sequences_of(settings), settings.region)
+    people = People.load(sequences_of(settings), settings.region, disease=settings.disease)
     features = judge.features(people, positions)
     # Checks that the settings are those of the pre-trained network, before any training.
     for point in starts.values():

@@ -44,6 +44,14 @@ class TokenOptions:
             self.sites is not None or (self.mode, self.alphabet) != ("diplotype", "iupac")
         ):
             raise ValueError("sites, mode and alphabet are for --reference; those of --sequences are the file's own")
+        if self.sequences is not None and self.region is not None:
+            raise ValueError(f"region is for --reference; --sequences are taken whole, got {self.region}")
+        for name, other, without in (
+            ("stride", "--pattern", self.pattern is None), ("longest", "subwords, without --pattern", self.pattern),
+            ("starts", "--reference", self.sequences), ("least", "--sites", self.sites is None),
+        ):  # fmt: skip
+            if without and (given := getattr(self, name)) != getattr(TokenOptions, name):
+                raise ValueError(f"{name} is for {other}, got {given}")
         check_kind(self.mode, self.alphabet)
         for name, least in (("seed", 0), ("starts", 1), ("sentences", 1)):
             if getattr(self, name) < least:

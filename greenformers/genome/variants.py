@@ -109,10 +109,17 @@ class Spelled:
     def __init__(self, haplotype: Haplotype) -> None:
         # A deletion may begin before the region.
         self.haplotype, self._busy = haplotype, -(2**31)
+        # Records are in the order of POS, the base before an insertion or a deletion: a substitution of this base may
+        # come after them.
+        self._gap = (self._busy, self._busy)
 
     def free(self, edit: Edit) -> bool:
         """Whether an edit overlaps no earlier one."""
-        return edit.start >= self._busy and (edit.removed > 0 or edit.start not in self.haplotype.inserted)
+        end, (first, last) = edit.start + edit.removed, self._gap
+        if edit.start < self._busy and not first <= edit.start <= end <= last:
+            return False
+        inserts = edit.bases is not None and len(edit.bases) > edit.removed
+        return not inserts or end not in self.haplotype.inserted
 
     def put(self, edit: Edit) -> bool:
         """Apply an edit, unless it overlaps an earlier one; returns whether it was applied.
@@ -120,15 +127,20 @@ class Spelled:
         A structural allele of unknown bases is applied whatever is there, and a missing one as far as nothing is there.
         """
         start, removed, bases, kind = edit
+        end = start + removed
         if bases is None:
-            first = start if kind else max(start, self._busy)
-            if first < start + removed:
-                self._unknown(first, start + removed)
-            return first < start + removed
+            before = (max(start, self._gap[0]), min(end, self._gap[1]))
+            after = (max(start, self._busy), end)
+            unknown = [(start, end)] if kind else [before, after]
+            unknown = [(first, last) for first, last in unknown if first < last]
+            for first, last in unknown:
+                self._unknown(first, last)
+            return bool(unknown)
         if not self.free(edit):
             return False
         length = len(self.haplotype.bases)
-        self._busy = max(self._busy, start + removed)
+        self._gap = (self._busy, start) if start >= self._busy else (end, self._gap[1])
+        self._busy = max(self._busy, end)
         # Bases are substituted as far as both go; the rest is deleted or inserted.
         both = min(removed, len(bases))
         for place in range(max(start, 0), min(start + removed, length)):
@@ -142,6 +154,7 @@ class Spelled:
 
     def _unknown(self, start: int, end: int) -> None:
         self._busy = max(self._busy, end)
+        self._gap = (self._busy, self._busy)
         self.haplotype.bases[max(start, 0) : max(end, 0)] = N
         for place in [place for place in self.haplotype.inserted if start < place < end]:
             del self.haplotype.inserted[place]

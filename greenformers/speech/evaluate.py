@@ -87,7 +87,7 @@ def evaluate(
         if recogniser.model.config.rate != rate:
             own = recogniser.model.config.rate
             raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {own}")
-    sounds = _sounds(settings_of(runs[0], SpeechSettings), corpus, layout)
+    sounds = _sounds(settings_of(runs[0], SpeechSettings), corpus, layout, split)
     count = min(sounds.size(split), limit or sounds.size(split))
     references: list[str] = []
     judged: list[Judged] = []
@@ -104,7 +104,9 @@ def evaluate(
 
         hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
-    first = [next(recognisers[0].parts(waveform)) for waveform, _ in _recordings(sounds, split, min(count, TIMED))]
+    # Every recogniser must be able to read what all are timed on.
+    least = min(recognisers, key=lambda recogniser: recogniser.longest)
+    first = [next(least.parts(waveform)) for waveform, _ in _recordings(sounds, split, min(count, TIMED))]
     times = generation_times({result.name: result.recogniser for result in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     if search.ctc_weight is not None:  # else each run has the share of its training
@@ -114,8 +116,8 @@ def evaluate(
     return records, list(zip(references, judged[0].hypotheses, strict=True))
 
 
-def _sounds(settings: SpeechSettings, corpus: str | None, layout: str | None) -> Recordings:
-    """The recordings of a run, or those of another corpus at its sampling rate."""
+def _sounds(settings: SpeechSettings, corpus: str | None, layout: str | None, split: str) -> Recordings:
+    """The recordings of a split of a run, or of another corpus at its sampling rate."""
     if corpus is not None and Path(corpus).is_file():
         if layout not in (None, "manifest"):
             raise ValueError(f"layout of a file must be manifest, got {layout!r}")
@@ -126,7 +128,7 @@ def _sounds(settings: SpeechSettings, corpus: str | None, layout: str | None) ->
         # Who is held out is a question of the corpus that was trained on.
         held_out = settings.held_out if layout == settings.layout else None
         settings = replace(settings, layout=layout, held_out=held_out)
-    return settings.recordings()
+    return settings.recordings(split)
 
 
 def _recordings(sounds: Recordings, split: str, count: int) -> Iterator[tuple[Tensor, str]]:
@@ -138,7 +140,7 @@ def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor]
     """Times of generating transcripts in one batch from given features, the recognisers by turns."""
 
     def call(recogniser: Recogniser) -> Callable[[], object]:
-        features, mask = recogniser.features(waveforms)
+        features, mask = (x.to(recogniser.model.device) for x in recogniser.features(waveforms))
         model, search = recogniser.model.eval(), recogniser.search
         return lambda: beam_search(model, features, mask, space=recogniser.space, search=search)
 

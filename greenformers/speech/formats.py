@@ -106,8 +106,9 @@ def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
 
 
 def _cues_of_words(segment: Segment) -> Iterator[tuple[float, float, str]]:
-    # Words are joined as the text has them: with spaces, or in a script without any without.
-    space = " " if " ".join(word.text for word in segment.words) == segment.text else ""
+    # Words are joined as the text has them: with spaces, or in a script without any without. Of a sifted segment the
+    # words are fewer than those of its text.
+    space = " " if " " in segment.text else ""
     cue: list[Word] = []
     for word in segment.words:
         text = space.join(each.text for each in (*cue, word))

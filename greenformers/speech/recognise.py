@@ -78,6 +78,8 @@ class Recogniser:
             ctc_share(model, search)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
+        # Scores of prefixes are in float64, which other accelerators lack.
+        model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
         return cls(model, tokenizer, search, Calibration.read(source))
 
     def sifting(self, *, gate: bool, least: float | None) -> "Recogniser":
@@ -146,6 +148,9 @@ class Recogniser:
                 sure = self.calibration(torch.stack(evidence)).tolist()
                 spoken = [replace(word, confidence=own) for word, own in zip(spoken, sure, strict=True)]
                 segment = self._sifted(replace(segment, words=tuple(spoken)))
+            elif words and self.calibration is not None and (self.gate or self.least):
+                # CTC has no room for such a text, or hears nothing to align.
+                segment = replace(segment, text="", words=())
             if words and self.gate and bool(loudness(waveform, self.model.config.hop).max() < SILENT):
                 segment = replace(segment, text="", words=())
             segments.append(segment)
@@ -246,15 +251,24 @@ def transcribe(
         progress: Function that is called with a file and the seconds of it that are done.
 
     Raises:
-        ValueError: `longest` is more than the network can read at once, or `batch` is below 1.
+        ValueError: `longest` is below half a second or more than the network can read at once, or `batch` is below 1;
+            raised by the call itself, before the first file is read.
     """
-    config = recogniser.model.config
     longest = recogniser.piece if longest is None else longest
-    if not 0 < longest <= recogniser.longest:
-        most = f"{recogniser.longest:g} s"
-        raise ValueError(f"longest must be above 0 and at most {most} for this network, got {longest:g}")
+    least, most = audio.PIECES[0], min(recogniser.longest, audio.PIECES[1])
+    if not least <= longest <= most:
+        allowed = f"{least:g}..{most:g} s"
+        raise ValueError(f"piece must be in {allowed} for this network, got {longest:g}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
+    return _transcripts(recogniser, paths, longest, batch, words, progress)
+
+
+def _transcripts(
+    recogniser: Recogniser, paths: Iterable[Path], longest: float, batch: int, words: bool,
+    progress: Callable[[Path, float], None],
+) -> Iterator[Transcript]:  # fmt: skip
+    config = recogniser.model.config
     for path in paths:
         began, segments, done = time.perf_counter(), list[Segment](), 0.0
         faults: list[str] = []

@@ -46,6 +46,7 @@ class OnDisk:
         rate: Samples a second to resample to, whatever the files have.
         longest: Longest utterance in seconds; longer ones are left out of training and validation, as are those that
             are too short.
+        only: Split that is looked at, of "train", "valid" and "test"; None for all that training needs.
 
     Attributes:
         left_out: Number of utterances that are left out.
@@ -55,10 +56,11 @@ class OnDisk:
         ValueError: No utterance of a split is left.
     """
 
-    def __init__(self, corpus: Corpus, rate: int, longest: float) -> None:
+    def __init__(self, corpus: Corpus, rate: int, longest: float, only: str | None = None) -> None:
         self.corpus, self.rate = corpus, rate
         self.left_out = 0
-        self._used = {"train": self._fitting(corpus.train, longest), "valid": self._fitting(corpus.valid, longest)}
+        splits = [split for split in ("train", "valid") if only in (None, split)]
+        self._used = {split: self._fitting(getattr(corpus, split), longest) for split in splits}
 
     def size(self, split: str) -> int:  # noqa: D102
         whole = len(self.corpus.split(split))
@@ -137,6 +139,7 @@ def recordings(
     valid: str | None = None,
     test: str | None = None,
     held_out: str | None = None,
+    only: str | None = None,
 ) -> Recordings:
     """The recordings of a corpus; a warning tells how many are left out for their length.
 
@@ -148,6 +151,7 @@ def recordings(
         valid: Manifest to validate on, where the corpus is a manifest.
         test: Manifest to test on, where the corpus is a manifest.
         held_out: Speaker of the spoken digits who is in the test split only.
+        only: Split that is looked at; None for all that training needs.
 
     Raises:
         ValueError: An argument is out of range, arguments exclude each other, or the corpus is damaged.
@@ -170,9 +174,10 @@ def recordings(
         raise ValueError(f"held_out is for {SPOKEN_DIGITS}, the layout is {layout}; got {held_out!r}")
     if layout is not None and layout not in corpus.LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join((*corpus.LAYOUTS, SPOKEN_DIGITS))}; got {layout!r}")
-    utterances = OnDisk(corpus.load(folder, layout, valid=valid, test=test), rate, longest)
+    utterances = OnDisk(corpus.load(folder, layout, valid=valid, test=test), rate, longest, only)
     if utterances.left_out:
-        about = f"{utterances.left_out} utterances of training and validation are too short, or longer than {longest} s"
+        splits = "training and validation" if only is None else only
+        about = f"{utterances.left_out} utterances of {splits} are too short, or longer than {longest} s"
         warnings.warn(about, stacklevel=2)
     return utterances
 

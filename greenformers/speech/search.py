@@ -138,7 +138,7 @@ class _Beams:
         self.words = torch.zeros_like(self.log_p)
         self.between = torch.ones_like(self.log_p, dtype=torch.bool)  # the next character begins a word
         self.history = Beams(batch, search.width, memory.device)
-        cached = search.cached and self.share < 1
+        cached = search.cached and self.share < 1 and model.decoder.keeps_cache
         self.cache = EncoderDecoderCache(self._layers(), DynamicCache()) if cached else None
 
     def _layers(self) -> DynamicCache:

@@ -1,5 +1,7 @@
 """Settings of training a speech recogniser; the default network is that of Cahyawijaya 2021."""
 
+import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -55,8 +57,11 @@ class SpeechSettings(Training):
     batch: int = setting(16, "Utterances a step, of all processes together.")
     learning_rate: float = setting(5e-4, "Highest learning rate.")
 
-    def recordings(self) -> "Recordings":
+    def recordings(self, only: str | None = None) -> "Recordings":
         """The recordings of the corpus.
+
+        Args:
+            only: Split that is looked at; None for all that training needs.
 
         Raises:
             ValueError, OSError: As by `greenformers.speech.recordings.recordings`.
@@ -65,7 +70,7 @@ class SpeechSettings(Training):
 
         return recordings(
             Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
-            valid=self.valid, test=self.test, held_out=self.held_out,
+            valid=self.valid, test=self.test, held_out=self.held_out, only=only,
         )  # fmt: skip
 
     def task(self) -> "Task":  # noqa: D102
@@ -73,11 +78,15 @@ class SpeechSettings(Training):
         from greenformers.speech.features import Spectrogram
         from greenformers.speech.front_end import POOLED
         from greenformers.speech.objective import Speech
-        from greenformers.speech.vocabulary import vocabulary, vocabulary_of
+        from greenformers.speech.vocabulary import check_covers, vocabulary, vocabulary_of
         from greenformers.train.task import MODEL, Task
 
         if self.micro_batches is not None:
             raise ValueError(f"micro_batches is not for speech: must be left out, got {self.micro_batches}")
+        if self.memory:
+            raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
+        if self.patience is None and self.patience_by != SpeechSettings.patience_by:
+            raise ValueError(f"patience_by goes with patience, which is not given; got {self.patience_by!r}")
         spectrogram = Spectrogram(rate=self.rate, n_fft=self.n_fft, window=self.window, hop=self.hop)
         sounds = self.recordings()
         # The decoder has as many positions for characters.
@@ -86,6 +95,8 @@ class SpeechSettings(Training):
             tokenizer = vocabulary(sounds.texts(), max_length=positions)
         else:
             tokenizer = vocabulary_of(Path(self.init) / MODEL)
+            self._check_start(Path(self.init) / MODEL / "config.json")
+            check_covers(tokenizer, sounds.texts())
         objective = Speech(
             sounds,
             tokenizer,
@@ -99,6 +110,19 @@ class SpeechSettings(Training):
             sizes={"channels": self.channels, "ctc_weight": self.ctc_weight},
         )
         return Task(objective, tokenizer, self.start())
+
+    def _check_start(self, path: Path) -> None:
+        """Warn where a layer of CTC is left behind.
+
+        Raises:
+            ValueError: The network that training starts from reads other features.
+        """
+        before = json.loads(path.read_text())
+        for name in ("rate", "n_fft", "window", "hop"):
+            if before.get(name, getattr(self, name)) != getattr(self, name):
+                raise ValueError(f"{name} must be {before[name]}, that of the run in init; got {getattr(self, name)}")
+        if before.get("ctc_weight") and not self.ctc_weight:
+            warnings.warn("the run in init was trained with CTC, which is left out with ctc_weight 0", stacklevel=3)
 
     @staticmethod
     def networks() -> ModuleType:  # noqa: D102

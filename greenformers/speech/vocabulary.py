@@ -1,5 +1,7 @@
 """The vocabulary: the characters of a corpus, and <PAD>, <SOS> and <EOS>. Cahyawijaya 2021, 4.2.1."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,6 +41,26 @@ def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerF
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
     )
+
+
+def check_covers(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> None:
+    """Warn where a vocabulary does not have all characters of some texts, which it leaves out.
+
+    Raises:
+        ValueError: It has none of them.
+    """
+    letters = Counter(character for text in texts for character in text if not character.isspace())
+    ids = tokenizer.get_vocab()
+    lost = Counter({character: count for character, count in letters.items() if character not in ids})
+    if lost and lost == letters:
+        raise ValueError("init must be a run whose vocabulary has characters of this corpus, it has none of them")
+    if lost:
+        share = lost.total() / letters.total()
+        warnings.warn(
+            f"{len(lost)} characters of the corpus, {share:.1%} of its texts, are left out: they are not in the "
+            "vocabulary of init",
+            stacklevel=2,
+        )
 
 
 def vocabulary_of(folder: Path) -> PreTrainedTokenizerFast:

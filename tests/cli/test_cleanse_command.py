@@ -56,7 +56,7 @@ def test_a_wrong_label_is_listed_and_left_out(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: str
 ) -> None:
     monkeypatch.chdir(home)
-    out, rest = tmp_path / "suspicious.tsv", tmp_path / "rest.tsv"
+    out, rest = tmp_path / "new" / "suspicious.tsv", tmp_path / "rest.tsv"
     words = f"cleanse bert --texts train.tsv {FAST} --out {out} --rest {rest} {more}"
     assert run(monkeypatch, *words.split()) == 0
     shown = capsys.readouterr().out
@@ -81,6 +81,7 @@ def test_a_wrong_label_is_listed_and_left_out(
         ("single.tsv", "single.tsv must have rows of at least 2 classes, has 1"),
         ("plain.txt", "plain.txt must be a table .tsv with the columns sentence and label"),
         ("train.tsv --batch 4 --folds 25", "folds must be in 2..24, got 25"),
+        ("train.tsv --rest train.tsv", "texts, trusted, out and rest must be files of their own: one is named twice"),
         ("nowhere.tsv", "nowhere.tsv: No such file or directory"),
     ],
 )

@@ -99,6 +99,7 @@ def test_a_language_model_from_a_file_to_text(
             ["--prompt", "to", "--max-new-tokens", "4", "--min-new-tokens", "5"],
             "min_new_tokens must be in 1..4, the largest number, got 5",
         ),
+        (["--prompt", "to", "--temperature", "0.5"], "temperature, top_k and top_p are of sampling: give --sample too"),
         (["--prompt", "to", "--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
         (["--prompt", "to", "--sample", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--prompt", "to", "--sample", "--top-k", "-1"], "top_k must be at least 0, got -1"),

@@ -239,6 +239,12 @@ CASES = {
     "a control character in a name": (
         replaced("paths.tsv", ("dan.bam", "dan\x1b[31m.bam")), ENCODE + "--cohort paths.tsv",
         "[^\x00-\x1f]*"),
+    "a region of sequences": (
+        None, TOKENIZE + "--sequences people.tsv --size 80 --region 19:1-9",
+        "region is for --reference; .*, got 19:1-9"),
+    "a prevalence of sites": (
+        None, SIMULATE + "--reference ref.fa --sites sites.vcf --prevalence 0.1",
+        "--prevalence cannot be combined with --sites: .*"),
     "longest": (None, LEARN + "--longest 0", "longest must be .*, got 0"),
     "no sentences": (None, LEARN + "--sentences 0", "sentences must be .*, got 0"),
     "no length": (None, LEARN + "--max-length 0", "max.length must be .*, got 0"),

@@ -202,8 +202,8 @@ def test_every_format_is_data_alone(monkeypatch, capsys, runs, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--piece", "0"], "longest must be above 0 and at most 2.08 s for this network, got 0"),
-        (["--piece", "9"], "longest must be above 0 and at most 2.08 s for this network, got 9"),
+        (["--piece", "0"], "piece must be in 0.5..2.08 s for this network, got 0"),
+        (["--piece", "9"], "piece must be in 0.5..2.08 s for this network, got 9"),
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--width", "0"], "width must be at least 1, got 0"),
         (["--min-confidence", "2"], "min_confidence must be in 0..1, got 2.0"),

@@ -284,3 +284,8 @@ def test_a_damaged_file_is_found_before_its_first_sentence(people):
     path.write_text(path.read_text()[:-1])
     with pytest.raises(GenomeError, match="line 7 has no end: the file was cut"):
         next(corpus.sentences_of(path, 0))
+
+
+def test_too_few_people_for_a_split(people):
+    with pytest.raises(GenomeError, match="has too few people for its splits: of every 20 those from 19 to 19 are one"):
+        next(corpus.sentences_of(people(), 0, share=(18,)))

@@ -47,7 +47,7 @@ def test_counts_are_those_of_both_haplotypes(path):
     assert people.labels.tolist() == [0, 1, 1, 0]
     # Positions from 1: 103 is the third of the region, 106 and 107 are deleted once, 108 has something after it.
     assert features == [(103, "T"), (106, "DEL"), (107, "DEL"), (108, "+")]
-    assert counts.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [2, 1, 1, 0], [0, 0, 0, 1]]
+    assert counts.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0], [2, 1, 1, 0], [0, 0, 0, 2]]
 
 
 def test_a_part_has_the_same_counts(path):
@@ -92,3 +92,23 @@ def test_files_that_do_not_fit(path, old, new, message):
 def test_a_part_that_is_not_there(path):
     with pytest.raises(GenomeError, match=r"has 19:101-110; 19:100-105 is not within$"):
         People.load(path, "19:100-105")
+
+
+def test_an_insertion_counts_on_each_haplotype():
+    pairs = [
+        diplotype(*(changed(*[("insert", 8, "G")] * copies) for copies in both)) for both in ((0, 0), (1, 0), (1, 1))
+    ]
+    people = People(Region("19", 100, 110), "iupac", list("abc"), pairs, np.array([0, 1, 1]), ["0", "1"])
+    counts, features = people.counts()
+    assert features == [(108, "+")]
+    assert counts.tolist() == [[0], [1], [2]]
+
+
+def test_which_phenotype_is_predicted(path):
+    path.write_text(path.read_text().replace("\t0\t", "\tcontrol\t").replace("\t1\t", "\tcase\t"))
+    assert People.load(path).phenotypes == ["case", "control"]
+    people = People.load(path, disease="case")
+    assert people.phenotypes == ["control", "case"]
+    assert people.labels.tolist() == [0, 1, 1, 0]
+    with pytest.raises(GenomeError, match="disease must be one of case, control; got 'ill'"):
+        People.load(path, disease="ill")

@@ -158,6 +158,21 @@ def test_the_odds_ratio_is_recovered(folder):
         baselines.at_positions(people, [1, 2])
 
 
+def test_known_variants_that_are_none_are_told_of(folder):
+    people = People.load(folder / "people.tsv")
+    with pytest.warns(UserWarning, match="nobody differs at 2: the known variants are without them"):
+        assert [position for position, _ in baselines.at_positions(people, [PLANTED, 2])[1]] == [PLANTED]
+
+
+def test_other_processes_than_the_first_only_train(folder, tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr("greenformers.genome.finetune.first_process", lambda: False)
+    monkeypatch.setattr("greenformers.genome.finetune.wait", lambda: waited.append(True))
+    monkeypatch.setattr("greenformers.train.run.ensure", lambda *_: {})
+    assert finetune(settings(folder), tmp_path / "runs", 2, QUIET) == []
+    assert waited == [True, True]
+
+
 def test_scores():
     found, wanted = np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1])
     assert scores(found, wanted) == pytest.approx({"auc": 75.0, "f1": 200 / 3})

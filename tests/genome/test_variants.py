@@ -174,6 +174,12 @@ def test_insertions_on_both_sides_of_a_base(tmp_path, reference):
         ([(4, "T", "TCC", "0|1"), (4, "TA", "T", "0|1")], [], [(5, 1, "CC")], 0),
         ([(4, "T", "TCC", "0|1"), (4, "T", "TGG", "0|1")], [], [(5, 0, "CC")], 1),
         ([(4, "TA", "T", "0|1"), (6, "C", "G", "0|1")], [], [(5, 2, "G")], 0),
+        # In the other order, which VCF leaves open.
+        ([(4, "T", "TCC", "0|1"), (4, "T", "G", "0|1")], [], [(4, 1, "GCC")], 0),
+        ([(4, "TA", "T", "0|1"), (4, "T", "G", "0|1")], [], [(4, 2, "G")], 0),
+        ([(4, "TA", "T", "0|1"), (4, "T", "TCC", "0|1")], [], [(5, 1, "CC")], 0),
+        ([(4, "TA", "T", "0|1"), (4, "T", "G", "./.")], [(4, 1, "N")], [(4, 2, "N")], 0),
+        ([(4, "T", "TCC", "0|1"), (4, "T", "GA", "0|1")], [], [(5, 0, "CC")], 1),
     ],
 )
 def test_records_at_one_place(tmp_path, reference, records, first, second, left_out):

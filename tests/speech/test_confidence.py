@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from greenformers.measure.recognition import right_words
 from greenformers.speech.calibrate import calibrated
 from greenformers.speech.confidence import EVIDENCE, FILE, Calibration, auc, evidence_of
 from greenformers.speech.recognise import GATE, Recogniser
-from greenformers.speech.search import Search
+from greenformers.speech.search import Hypothesis, Search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import settings_of
 
@@ -130,6 +131,15 @@ def test_what_is_unsure_is_not_written(recogniser, monkeypatch):
     own = replace(recogniser, calibration=fixed(0.5), least=0.5)
     (segment,) = own.segments(pieces, words=True)
     assert segment.text == words[1].text
+
+
+def test_a_text_that_there_is_no_room_for_is_nothing(recogniser):
+    own = replace(recogniser, calibration=fixed(0.9)).sifting(gate=True, least=None)
+    letter = own.tokenizer.get_vocab()["a"]
+    pieces = [(0.0, torch.from_numpy(spoken("ab")).float())]
+    with mock.patch("greenformers.speech.recognise.written", return_value=[[Hypothesis((letter,) * 40, 0.0, 0.0)]]):
+        assert own.segments(pieces, words=True)[0].text == ""
+        assert own.sifting(gate=False, least=None).segments(pieces, words=True)[0].text == 40 * "a"
 
 
 def test_silence_is_nothing_with_or_without_a_calibration(recogniser):

@@ -169,6 +169,14 @@ def test_a_corpus_that_was_moved(runs, folder, tmp_path):
     assert [reference for reference, _ in pairs] == TEST
 
 
+def test_other_splits_need_not_be_there(runs, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tones")
+    for file in (tmp_path / "tones" / "sounds").glob("train*"):
+        file.unlink()
+    records, _ = evaluate(runs[:1], "test", corpus=str(tmp_path / "tones"), search=SEARCH, repeats=1)
+    assert {record.setting["recordings"] for record in records} == {len(TEST)}
+
+
 def test_another_corpus_than_that_of_the_training(runs, tmp_path):
     """One of a run on a manifest, and one of a run on digits with a speaker held out."""
     other = corpus(tmp_path / "other", test=["abc", "d", "ba"])
@@ -222,6 +230,13 @@ def test_runs_that_hear_otherwise_are_not_fed_sound_of_another_rate(runs, folder
             assert "rate" in str(error)  # noqa: PT017
             return
     assert lengths[0] == pytest.approx(lengths[1])
+
+
+def test_runs_are_timed_on_what_each_can_read(tmp_path):
+    place = corpus(tmp_path / "tones", train=["ab"] * 4, valid=["ab"], test=["abcd" * 3])
+    long, short = (finished(tmp_path / name, place, steps=1, longest=least) for name, least in (("a", 2.0), ("b", 0.5)))
+    records, _ = evaluate([long, short], "test", search=SEARCH, repeats=1)
+    assert {record.variant for record in records if record.value > 0} == {"a", "b"}
 
 
 def test_recordings_longer_than_those_that_were_learnt_from_are_scored(tmp_path):

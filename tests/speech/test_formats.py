@@ -95,6 +95,12 @@ def test_words_have_times_and_make_shorter_cues():
     assert "\nabc\n" in written("vtt", Transcript(Path("a.wav"), "abc", 1.1, 1.0, None, together))
 
 
+def test_words_that_are_left_out_leave_spaces() -> None:
+    words = (Word("one", 0.0, 0.5), Word("three", 0.9, 1.2))
+    sifted = (Segment(0.0, 1.2, "one [..] three", -1.0, words),)
+    assert "\none three\n" in written("vtt", Transcript(Path("a.wav"), "one [..] three", 1.2, 1.0, None, sifted))
+
+
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_subtitles_are_of_one_file(form):
     Format(form).check(1)

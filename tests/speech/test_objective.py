@@ -271,6 +271,25 @@ def test_more_of_the_same_starts_with_its_weights_and_vocabulary(tmp_path, whole
             settings(tmp_path / "other", init=init).task()
 
 
+def test_what_a_start_does_not_know_is_told(tmp_path, whole):
+    corpus(tmp_path / "other", train=["bc", "bX"], valid=["ad"])
+    with pytest.warns(UserWarning, match=r"1 characters of the corpus, 25\.0% of its texts, are left out"):
+        settings(tmp_path / "other", init=str(whole)).task()
+    corpus(tmp_path / "upper", train=["BC"], valid=["AD"])
+    with pytest.raises(ValueError, match="init must be a run whose vocabulary has characters of this corpus"):
+        settings(tmp_path / "upper", init=str(whole)).task()
+    with pytest.raises(ValueError, match="hop must be 40, that of the run in init; got 20"):
+        settings(tmp_path / "other", init=str(whole), hop=20).task()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"memory": 8}, "memory is of"), ({"patience_by": "cer"}, "patience_by goes")]
+)
+def test_settings_without_effect_are_refused(folder, given, said):
+    with pytest.raises(ValueError, match=said):
+        settings(folder, **given).task()
+
+
 @pytest.mark.slow
 def test_a_network_learns_the_tones(tmp_path, folder):
     task = settings(folder, steps=60, learning_rate=0.02, hidden=24, dropout=0.0).task()
@@ -415,13 +434,13 @@ def test_early_stopping_by_the_error_rate(tmp_path, folder):
     ("given", "message"),
     [
         ({"valid_transcripts": -1}, "valid_transcripts must be at least 0, got -1"),
-        ({"patience_by": "bleu"}, "patience_by must be one of loss, cer, wer, got 'bleu'"),
+        ({"patience": 1, "patience_by": "bleu"}, "patience_by must be one of loss, cer, wer, got 'bleu'"),
         (
-            {"patience_by": "cer", "valid_transcripts": 0},
+            {"patience": 1, "patience_by": "cer", "valid_transcripts": 0},
             "patience_by must be loss where no validation recording is transcribed, got 'cer'",
         ),
         (
-            {"patience_by": "cer", "shard": True},
+            {"patience": 1, "patience_by": "cer", "shard": True},
             "patience_by must be loss where no validation recording is transcribed, got 'cer'",
         ),
     ],

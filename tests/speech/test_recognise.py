@@ -332,14 +332,12 @@ def test_memory_is_that_of_batches_however_long_the_file(recogniser, monkeypatch
 
 def test_what_is_out_of_range(recogniser, tmp_path):
     path = sound(tmp_path / "a.wav", "ab")
-    for longest in (0.0, -1.0, ROOM + 0.01, float("nan")):
-        expected = rf"^longest must be above 0 and at most 2\.08 s for this network, got {longest:g}$"
+    for longest in (0.0, 0.1, -1.0, ROOM + 0.01, float("nan")):
+        expected = rf"^piece must be in 0\.5\.\.2\.08 s for this network, got {longest:g}$"
         with pytest.raises(ValueError, match=expected):
-            list(transcribe(recogniser, [path], longest=longest))
+            transcribe(recogniser, [path], longest=longest)  # before anything is asked of it
     with pytest.raises(ValueError, match=r"^batch must be at least 1, got 0$"):
-        list(transcribe(recogniser, [path], longest=1.0, batch=0))
-    with pytest.raises(ValueError, match=r"^longest must be in 0\.5\.\.3600 seconds, got 0\.1$"):
-        list(transcribe(recogniser, [path], longest=0.1))
+        transcribe(recogniser, [path], longest=1.0, batch=0)
 
 
 @pytest.mark.parametrize(("learnt", "piece"), [(None, ROOM), (0.9, 0.9), (0.2, 0.5), (9.0, ROOM)])

@@ -49,7 +49,7 @@ VARIANTS = {
     "mixed decoder": {"decoder_attention": ["full", "linear_transformer"], "cross_attention": "linear_transformer"},
 }
 SEEDS = (2, 4)
-NYSTROM = {"cross_attention": "nystromformer", "cross_attention_options": {"landmarks": 3}}
+LOOKING_AHEAD = {"cross_attention": "dacs", "cross_attention_options": {"look_ahead": 3}}
 
 
 def network(seed=0, name="dense", vocabulary=11, spread=1.0, end=0.0, **options):
@@ -232,11 +232,11 @@ def test_alone_in_a_batch_and_without_a_cache(name):
             same([together[row]], beam_search(model, features, space=space, search=search))
 
 
-def test_nystromformer():
-    """Its queries depend on one another: in a batch as alone, step by step."""
+def test_attention_that_reads_whole_sequences():
+    """Its queries depend on those before: in a batch as alone, step by step, and without a cache."""
     lengths = (61, 43, 18, 30)
     for seed in SEEDS[:1]:
-        model, (x, mask) = network(seed, end=-0.6, **NYSTROM), sound(*lengths, seed=seed)
+        model, (x, mask) = network(seed, end=-0.6, **LOOKING_AHEAD), sound(*lengths, seed=seed)
         for cached in (True, False):
             search = Search(width=3, cached=cached)
             together = beam_search(model, x, mask, search=search)

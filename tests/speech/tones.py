@@ -14,6 +14,7 @@ QUIET = Console(quiet=True)
 RATE = 4_000
 LETTER = 0.12  # seconds
 HERTZ = {"a": 300.0, "b": 700.0, "c": 1_200.0, "d": 1_700.0}
+OTHER = 450.0  # of every other character
 TEXTS = ["ab", "cd", "a b", "dab", "bad", "cab", "d a", "cc", "ad bc", "bb", "cad", "dd a"]
 
 # Settings of the smallest run; the network hears 2 s at once, in 52 positions.
@@ -27,7 +28,9 @@ POSITIONS = 52
 def spoken(text: str, rate: int = RATE) -> np.ndarray:
     """The sound of a text, (n,), with a little noise, which is the same every time."""
     time = np.arange(round(LETTER * rate)) / rate
-    tones = [0.5 * np.sin(2 * math.pi * HERTZ[letter] * time) if letter != " " else 0 * time for letter in text]
+    tones = [
+        0.5 * np.sin(2 * math.pi * HERTZ.get(letter, OTHER) * time) if letter != " " else 0 * time for letter in text
+    ]
     whole = np.concatenate(tones)
     return whole + 0.005 * np.random.default_rng(len(text)).standard_normal(len(whole))
 

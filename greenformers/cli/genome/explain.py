@@ -27,6 +27,8 @@ def explain(
     from greenformers.report.plot import save
 
     terminal.quiet()
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, {out} is a file")
     for name, value, least in (("people", people, 2), ("steps", steps, 1), ("shown", shown, 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -26,6 +26,7 @@ def _finetune(
     from greenformers.genome.people import People
     from greenformers.measure.record import append, context
     from greenformers.report.fit import fitted
+    from greenformers.train.processes import first_process
 
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
@@ -33,14 +34,16 @@ def _finetune(
     positions = terminal.numbers("known", known_positions)
     # What is wrong must be refused before the training, and what can be told at once, before the people are read.
     check(settings, splits)
-    if results is not None:
+    if results is not None and first_process():
         terminal.check_writable(results)
-    people = People.load(sequences_of(settings), settings.region)
+    people = People.load(sequences_of(settings), settings.region, disease=settings.disease)
     settings.task().network()
     features = judge.features(people, positions)
     console = terminal.console()
     with terminal.resumable():
         probabilities = finetune(settings, out, splits, console)
+    if not first_process():
+        return
     records = judge.records(settings, probabilities, features, people)
     terminal.show(console, fitted(judge.table(records), console.width))
     if results is not None:

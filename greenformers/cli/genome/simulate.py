@@ -32,7 +32,9 @@ def simulate(
     effects: Annotated[
         Path | None, typer.Option(help="Table (.tsv) with columns position, allele, and odds_ratio of one copy.")
     ] = None,
-    prevalence: Annotated[float, typer.Option(help="Share of people with the disease.")] = 0.5,
+    prevalence: Annotated[
+        float | None, typer.Option(help="Share of people with the disease, with --variants; by default 0.5.")
+    ] = None,
     sites: Annotated[
         Path | None, typer.Option(help="VCF file of frequencies (AF), from which genotypes are drawn.")
     ] = None,
@@ -49,6 +51,8 @@ def simulate(
         raise ValueError("--variants needs either --preset or --effects")
     if sites is not None and (preset is not None or effects is not None):
         raise ValueError("--preset and --effects cannot be combined with --sites: they need --variants")
+    if sites is not None and prevalence is not None:
+        raise ValueError("--prevalence cannot be combined with --sites: it needs --variants")
     if variants is not None and people is not None:
         raise ValueError("--people cannot be combined with --variants: it needs --sites")
     if seed < 0:
@@ -66,7 +70,7 @@ def simulate(
         return
     assert variants is not None
     odds, source = simulation.odds_of(variants, genome, region, preset, effects)
-    counts = simulation.write_phenotypes(out, odds, prevalence, seed, source)
+    counts = simulation.write_phenotypes(out, odds, 0.5 if prevalence is None else prevalence, seed, source)
     print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without")
     if counts["left out"]:
         print(f"left out: {counts['left out']:,} without a published odds ratio")
