@@ -95,5 +95,6 @@ def compared_in(
             of("size", sizes[variant] / 2**20, source="counted"),
             of("latency", milliseconds[variant], setting=setting, spread=1e3 * (timing.q3 - timing.q1)),
             of("energy_inference", spent.mwh, setting=setting, source=spent.source, by=spent.by),
+            of("co2_inference", spent.co2_mg, setting=setting, source=spent.source, by=spent.by),
         ]
     return with_ratios(records, to=next(iter(models)))

@@ -184,7 +184,7 @@ class _Baselines(Part):
     @property
     def ended(self) -> bool:
         file = self.folder / BASELINES
-        return file.is_file() and json.loads(file.read_text())["inputs"] == _which_inputs(self.task, self.plan)
+        return file.is_file() and json.loads(file.read_text()).get("inputs") == _which_inputs(self.task, self.plan)
 
     @property
     def seconds(self) -> float:

@@ -278,6 +278,11 @@ class Change:
         return None
 
     @classmethod
+    def shows(cls, model: "nn.Module") -> bool:
+        """Whether a network shows that this change was applied to it, also where there is nothing to describe."""
+        return bool(cls.describe(model))
+
+    @classmethod
     def place(cls, model: "nn.Module", description: Any) -> list[str]:
         """Put empty modules, as a description says, into a network of its class, on the device of its weights.
 

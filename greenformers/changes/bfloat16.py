@@ -83,6 +83,13 @@ class Bfloat16(Change):
         return Report(as_dict(self), f"{before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB", units)
 
     @classmethod
+    def shows(cls, model: "nn.Module") -> bool:
+        """Whether a weight is in bfloat16."""
+        import torch
+
+        return any(parameter.dtype == torch.bfloat16 for parameter in model.parameters())
+
+    @classmethod
     def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Bfloat16]":
         """Its one setting, where this machine multiplies in it."""
         from greenformers.train.bf16 import quickest

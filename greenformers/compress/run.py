@@ -48,6 +48,7 @@ def run(
     progress: Progress,
     *,
     parts: Mapping[str, Examples] | None = None,
+    gone: int = 0,
 ) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
@@ -63,6 +64,7 @@ def run(
         about: Context of the records.
         progress: Function that is called as work goes on.
         parts: The parts of the examples that were read before; without them they are read for the job.
+        gone: Texts to learn from that were left out of these parts, as they judge.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -89,14 +91,13 @@ def run(
         if reads_texts or tokenizer is not None:
             check_tokenizer(tokenizer, small, model)
         reader = Reader.of(original, tokenizer, length, features=features)
-    gone = 0
     if parts is not None:
         parts = needed_of(changes, parts)
     elif reader is None:
         parts = {}
     else:
         parts = read_parts(changes, job, reader)
-        if job.heal_texts is not None:
+        if job.heal_texts is not None or job.evaluate is not None:
             parts, gone = apart(parts)
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:

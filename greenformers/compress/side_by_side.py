@@ -80,13 +80,14 @@ def measured(
         records += measurements
         calls = {name: subject.forward for name, subject in subjects.items()}
         spent_on = energy.energy_of(calls, by_name, country, seconds=plan.energy, progress=partial(done, 0.5))
-        for name, spent in spent_on.items():
-            records.append(
-                Record.of(
-                    "energy_inference", spent.mwh, benchmark=benchmark, variant=name, setting=setting,
-                    source=spent.source, by=spent.by, context=about,
-                )
-            )  # fmt: skip
+        records += [
+            Record.of(
+                metric, value, benchmark=benchmark, variant=name, setting=setting, source=spent.source, by=spent.by,
+                context=about,
+            )
+            for name, spent in spent_on.items()
+            for metric, value in (("energy_inference", spent.mwh), ("co2_inference", spent.co2_mg))
+        ]  # fmt: skip
         seconds -= perf_counter() - began
     return records
 

@@ -66,7 +66,7 @@ def read_texts(path: Path) -> tuple[Texts, Texts | None]:
     splits = ([of_file(file) for file in files] for files in judged)
     # A test split may withhold its labels; the validation split then judges.
     kind = _kind(of_file(learnt[0]))
-    others = next((files for files in splits if _shown(files[0], kind.label)), None)
+    others = next((files for files in splits if _shown(files, kind.label)), None)
     return texts, None if others is None else _read(f"{path.name}, to judge by", others, most=MOST)
 
 
@@ -83,7 +83,7 @@ def every_text(path: Path) -> Texts:
 def _of_hub(name: str) -> tuple[Texts, Texts | None]:
     splits = {part: Stream(f"{name} {part}", split, MOST) for part, split in streamed(name).items()}
     kind = _kind(splits.get("train") or next(iter(splits.values())))
-    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown(rows, kind.label)}
+    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown([rows], kind.label)}
     if not read:
         raise ValueError(f"{name}: every split withholds its labels")
     judged = read.get("test") or read.get("valid")
@@ -92,12 +92,17 @@ def _of_hub(name: str) -> tuple[Texts, Texts | None]:
     return learnt, None if learnt is judged else judged
 
 
-def _shown(rows: Rows, label: str | None) -> bool:
-    """Whether the labels are there: a test split may have no such column, or -1 in it, which is to say withheld."""
-    first = next(rows.raw(), None)
+def _shown(sources: Sequence[Rows], label: str | None) -> bool:
+    """Whether labels are there: a test split may have no such column, or the class -1, which is to say withheld."""
+    first = next(((rows, raw) for rows in sources for _, raw in rows.raw()), None)
     if first is None or label is None:
         return first is not None
-    return str(rows.read(first[1]).get(label, "-1")) not in ("-1", "-1.0")
+    rows, raw = first
+    try:
+        value = rows.read(raw).get(label)
+    except ValueError:
+        return True  # `_read` says in which file and line
+    return value is not None and (label != "label" or str(value) not in ("-1", "-1.0"))
 
 
 def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:

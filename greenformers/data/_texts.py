@@ -55,7 +55,8 @@ def batches(
         tokenizer: Tokenizer of the model.
         task: Task of the model.
         length: Length of a block, or of the longest text, in tokens.
-        size: Most texts in a batch; by default 16, or of short texts as many as have 2,048 tokens.
+        size: Most texts in a batch; by default 16, of short texts as many as have 2,048 tokens, and of texts longer
+            than 512 tokens as many as have 8,192.
 
     Raises:
         ValueError: There is too little text for one block.

@@ -53,7 +53,9 @@ def at_positions(people: People, positions: Sequence[int]) -> tuple[NDArray[np.f
     names = [features[number] for number in columns]
     if missing := sorted(set(positions) - {position for position, _ in names}):
         warnings.warn(
-            f"nobody differs at {', '.join(map(str, missing))}: the known variants are without them", stacklevel=2
+            f"at {people.region} nobody differs at {', '.join(map(str, missing))}, or they are not in it: the known "
+            "variants are without them",
+            stacklevel=2,
         )
     return counts[:, columns].astype(float), names
 

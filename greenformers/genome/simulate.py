@@ -105,11 +105,17 @@ def epsilon(called: variants.Variants, region: Region, assembly: int) -> list[st
 
     Unphased calls of an e2/e4 are those of an e1/e3 too, and e1 is one in thousands.
     """
+    places = [position - 1 - region.start for position in APOE_SITES[assembly]]
+    records = [
+        calls for edits, calls in zip(called.edits, called.calls, strict=True)
+        if any(edit.start <= place < edit.start + edit.removed for edit in edits.values() for place in places)
+    ]  # fmt: skip
     genotypes = []
-    for both in bases_at(called, region, APOE_SITES[assembly]):
+    for person, both in enumerate(bases_at(called, region, APOE_SITES[assembly])):
+        phased = all(calls[person][1] for calls in records if person in calls)
         alleles = sorted(EPSILON.get((bases[0], bases[1]), "?") for bases in both)
         genotype = "?" if "?" in alleles else "/".join(alleles)
-        genotypes.append("e2/e4" if genotype == "e1/e3" and not called.phased else genotype)
+        genotypes.append("e2/e4" if genotype == "e1/e3" and not phased else genotype)
     return genotypes
 
 

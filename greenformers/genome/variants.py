@@ -139,7 +139,12 @@ class Spelled:
         if not self.free(edit):
             return False
         length = len(self.haplotype.bases)
-        self._gap = (self._busy, start) if start >= self._busy else (end, self._gap[1])
+        # An insertion takes no position: what is free before it stays so.
+        first, last = self._gap
+        if start >= self._busy:
+            self._gap = (first if start == last == self._busy else self._busy, start)
+        elif end > start or end < last:
+            self._gap = (end, last)
         self._busy = max(self._busy, end)
         # Bases are substituted as far as both go; the rest is deleted or inserted.
         both = min(removed, len(bases))

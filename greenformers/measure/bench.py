@@ -180,6 +180,7 @@ def _group(
         )
         for name, spent in spent_by.items():
             add(by_name[name], energy, spent.mwh, source=spent.source, by=spent.by)
+            add(by_name[name], f"co2_{mode}", spent.co2_mg, source=spent.source, by=spent.by)
     # The bytes at which memory ran out are no cost that could be compared: they have no ratio.
     ended = [entry for entry in records if entry[1].metric.startswith("out_of_memory")]
     rest = [entry for entry in records if entry not in ended]

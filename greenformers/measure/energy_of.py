@@ -18,11 +18,13 @@ class Spent(NamedTuple):
 
     Attributes:
         mwh: Energy in milliwatt-hours.
+        co2_mg: CO2 equivalent in milligrams, at the mean carbon intensity of the country's electricity.
         source: "measured" or "estimated".
         by: Sources of the energy, in words; see `EnergyMeter`.
     """
 
     mwh: float
+    co2_mg: float
     source: str
     by: str
 
@@ -51,7 +53,7 @@ def energy_of(
     Raises:
         ValueError: Raised where there is no figure for the country.
     """
-    spent: dict[str, float] = dict.fromkeys(calls, 0.0)
+    spent, co2 = dict.fromkeys(calls, 0.0), dict.fromkeys(calls, 0.0)
     sources: dict[str, tuple[str, str]] = {}
     for turn in range(turns):
         for number, (name, call) in enumerate(calls.items()):
@@ -61,5 +63,6 @@ def energy_of(
                 for _ in range(runs):
                     call()
             spent[name] += 1000 * meter.energy_wh / runs / turns
+            co2[name] += 1000 * meter.co2_g / runs / turns
             sources[name] = (meter.source, meter.by)
-    return {name: Spent(spent[name], *sources[name]) for name in calls}
+    return {name: Spent(spent[name], co2[name], *sources[name]) for name in calls}

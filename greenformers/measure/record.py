@@ -87,6 +87,8 @@ METRICS: dict[str, Metric] = {
     "cold_start": Metric("Start to first answer", "s"),
     "energy_inference": Metric("Energy, inference", "mWh"),
     "energy_training": Metric("Energy, forward and backward", "mWh"),
+    "co2_inference": Metric("CO2, inference", "mg"),
+    "co2_training": Metric("CO2, forward and backward", "mg"),
     "largest_batch_inference": Metric("Largest batch, inference", "", False),
     "largest_batch_training": Metric("Largest batch, training", "", False),
     "out_of_memory_inference": Metric("Out of memory, inference, at", "MiB", False),

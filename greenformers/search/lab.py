@@ -24,9 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from greenformers.advise.in_runtime import TORCH
-from greenformers.changes import Change, Given
+from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
-from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.apply import apply
 from greenformers.compress.comparison import qualities
 from greenformers.compress.quality import as_ranked_by
@@ -152,16 +151,19 @@ class Lab:
         try:
             model = made()
             tried = self._ready(model, TRIED)
-            _, after = self._quality(tried, examples, metric)
-            beside, rounded, relative = turn(lambda: self._speed(model, tried))
-        except KeyError:
-            return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
+            try:
+                _, after = self._quality(tried, examples, metric)
+            except KeyError:
+                return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
+            rounding, relative = turn(lambda: self._speed(model, tried))
         except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             return Trial(genes, steps, refused=why[:300])
         # Of an error rate of 0 no share could be said.
         share = before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
-        return Trial(genes, steps, rounded * relative, 1 - share, own.size / tried.size, beside=beside, rounded=rounded)
+        gain = self._rounded[rounding].speeds[-1] if rounding else 1.0
+        beside = " + ".join(kind.name() for kind in rounding)
+        return Trial(genes, steps, gain * relative, 1 - share, own.size / tried.size, beside=beside, rounded=gain)
 
     def speed(self, model: PreTrainedModel) -> float:
         """How many times as fast a made recipe is.
@@ -169,23 +171,23 @@ class Lab:
         Raises:
             ValueError: It cannot be run in the runtime.
         """
-        _, rounded, relative = self._speed(model, self._ready(model, TRIED))
-        return rounded * relative
+        rounding, relative = self._speed(model, self._ready(model, TRIED))
+        return relative * (median(self._rounded[rounding].speeds) if rounding else 1.0)
 
-    def _speed(self, model: PreTrainedModel, tried: Ready) -> tuple[str, float, float]:
-        """What a recipe is timed beside, see `Trial`; how many times as fast that is, and the recipe beside it."""
-        kinds = tuple(kind for kind in changes_of(model) if kind.freezes)
-        if not kinds:
-            return "", 1.0, self.faster(self.own, tried)
-        if kinds not in self._rounded:
-            name = "-".join([ORIGINAL, *(kind.name() for kind in kinds)])
-            self._rounded[kinds] = Rounded(self._ready(self.made(tuple(kind() for kind in kinds)), name))
-        rounded = self._rounded[kinds]
-        rounded.trials += 1
-        if rounded.trials.bit_count() == 1:  # 1, 2, 4, 8, ...
-            rounded.speeds.append(self.faster(self.own, rounded.ready))
-        names = " + ".join(kind.name() for kind in kinds)
-        return names, median(rounded.speeds), self.faster(rounded.ready, tried)
+    def _speed(self, model: PreTrainedModel, tried: Ready) -> tuple[tuple[type[Change], ...], float]:
+        """What rounds weights in a recipe, and how many times as fast as the model rounded alike the recipe is."""
+        every = sorted(kinds(), key=lambda kind: kind.order)
+        rounding = tuple(kind for kind in every if kind.freezes and kind.shows(model) and not kind.shows(self.original))
+        if not rounding:
+            return (), self.faster(self.own, tried)
+        if rounding not in self._rounded:
+            name = "-".join([ORIGINAL, *(kind.name() for kind in rounding)])
+            self._rounded[rounding] = Rounded(self._ready(self.made(tuple(kind() for kind in rounding)), name))
+        beside = self._rounded[rounding]
+        beside.trials += 1
+        if beside.trials.bit_count() == 1:  # 1, 2, 4, 8, ...
+            beside.speeds.append(self.faster(self.own, beside.ready))
+        return rounding, self.faster(beside.ready, tried)
 
     @cached_property
     def own(self) -> Ready:

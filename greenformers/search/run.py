@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from greenformers.advise.in_runtime import TORCH, check_runtime
@@ -15,7 +16,7 @@ from greenformers.checkpoint.save import REPORT, check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import apart, check_parts, fitted, read_parts
+from greenformers.compress.reading import apart, check_parts, fitted, needed_of, read_parts
 from greenformers.compress.run import Unfinished, files_of, given_by, run
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
@@ -108,19 +109,26 @@ def find(
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
     folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
     with each_alone() as others:
-        search, parts = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
+        search, parts, gone = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
         search.run()
     results: dict[tuple[Genes, int], _Made] = {}
 
     def make(genes: Genes, steps: int) -> None:
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-        judged = _judged(place)
-        if judged is None:
-            judged = run(model, recipe, place, fitted(job, recipe), about, progress, parts=parts)
+        clock, judged = place.with_name(f"{place.name}.seconds"), _judged(place)
+        before, began = float(clock.read_text()) if clock.is_file() else 0.0, monotonic()
+        try:
+            if judged is None:
+                left_out = gone if "training" in needed_of(recipe, parts) else 0
+                judged = run(model, recipe, place, fitted(job, recipe), about, progress, parts=parts, gone=left_out)
+                if first_process():
+                    _keep(place, judged)
+        finally:  # also where a signal stops it: the same command counts what was spent
             if first_process():
-                _keep(place, judged)
+                folder.mkdir(parents=True, exist_ok=True)
+                clock.write_text(repr(before + monotonic() - began))
         results[genes, steps] = _Made(recipe, place, *judged)
-        search.add(genes, steps, lambda: pretrained(str(place))[0])
+        search.add(genes, steps, lambda: pretrained(str(place))[0], before)
 
     for number in range(len(SPENT)):
         genes, steps = search.in_full(number)
@@ -164,13 +172,16 @@ def _keep(place: Path, judged: _Judged) -> None:
     records, notes = _beside(place)
     records.unlink(missing_ok=True)
     append(records, judged[1])
-    notes.write_text(json.dumps(judged[2]))
+    notes.unlink(missing_ok=True)
+    part = notes.with_suffix(".part")
+    part.write_text(json.dumps(judged[2]))
+    part.replace(notes)  # whole, or not there
 
 
 def _judged(place: Path) -> _Judged | None:
     """What a call before kept of a recipe that was made; None where it was not made."""
     records, notes = _beside(place)
-    if not notes.is_file():
+    if not notes.is_file() or not (place / REPORT).is_file():
         return None
     return CompressionReport.of(json.loads((place / REPORT).read_text())), read(records), json.loads(notes.read_text())
 
@@ -225,8 +236,11 @@ def _prepared(
     folder: Path,
     told: Callable[[Search, Trial], None],
     others: Others,
-) -> tuple[Search, dict[str, Examples]]:
-    """The search, before its first trial, and the parts of the examples, to judge by those that it does not see."""
+) -> tuple[Search, dict[str, Examples], int]:
+    """The search, before its first trial, the parts of the examples, and how many to learn from were left out.
+
+    The examples to judge by are those that the search does not see.
+    """
     if job.teacher is not None:
         raise ValueError("--teacher is of a recipe: a search learns from MODEL, and compares with it")
     reading = [
@@ -247,8 +261,9 @@ def _prepared(
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
     parts = read_parts(reading, replace(job, length=length), reader)
-    if job.heal_texts is not None:
-        parts, _ = apart(parts)
+    gone = 0
+    if job.heal_texts is not None or job.evaluate is not None:
+        parts, gone = apart(parts)
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])
     if count < LEAST:
@@ -267,7 +282,7 @@ def _prepared(
     plan = Plan(bound, seconds, heals=True, seed=job.seed)
     trials = Trials(folder / "trials.jsonl", others.rank)
     search = Search(space, lab, plan, trials, lambda trial: told(search, trial), others=others)
-    return search, parts | {"judging": unseen}
+    return search, parts | {"judging": unseen}, gone
 
 
 def _some(examples: Examples) -> Examples:

@@ -187,14 +187,17 @@ class Search:
         recipe = self.space.recipe(genes)
         return self.lab.healed(recipe, steps) if steps else recipe
 
-    def add(self, genes: Genes, steps: int, model: Callable[[], Any]) -> Trial:
+    def add(self, genes: Genes, steps: int, model: Callable[[], Any], spent: float = 0.0) -> Trial:
         """Judge and time a recipe that was made elsewhere.
 
         Args:
             genes: The recipe.
             steps: Steps of healing.
             model: Function that reads what was made.
+            spent: Seconds that an earlier run, which was stopped, spent on making it.
         """
+        if self.trials.on_disk(genes, steps) is None:
+            self._tries.spent(spent)
         self._tries.all([genes], steps, lambda _, turn: self.lab.trial(genes, steps, model, turn))
         trial = self.trials.of(genes, steps)
         assert trial is not None
@@ -276,7 +279,12 @@ class Search:
             fixed: Seconds of recipes without healing.
         """
         healed = sorted((trial for trial in self.trials.done() if trial.steps), key=lambda trial: trial.steps)
-        seen = {trial.genes: max(1e-6, (trial.seconds - fixed.get(trial.genes, 0.0)) / trial.steps) for trial in healed}
+        # What was measured once, for the first recipe with a change, is not paid for again where that one is healed.
+        usual = float(np.median([*fixed.values()])) if fixed else 0.0
+        seen = {}
+        for trial in healed:
+            training = trial.seconds - min(usual, fixed.get(trial.genes, usual))
+            seen[trial.genes] = max(1e-6, trial.seconds / 10, training) / trial.steps
         if genes in seen or not seen:
             return seen.get(genes)
         if len(seen) <= SHIFTED:

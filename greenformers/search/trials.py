@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from errno import ENOSPC
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from greenformers.search.space import Genes
@@ -23,8 +24,8 @@ class Trial:
         seconds: Seconds that it took, with those that choosing it took.
         refused: Why it cannot be made, or was not: figures that are not known are nan.
         beside: Changes that round weights, of the model that the recipe was timed beside; empty for the model as it is.
-        rounded: How many times as fast as the model as it is that one is, by what was measured until then. The speed is
-            the product of this and of how many times as fast as that one the recipe is.
+        rounded: How many times as fast as the model as it is that one is. The speed is the product of this and of how
+            many times as fast as that one the recipe is.
     """
 
     genes: Genes
@@ -62,6 +63,7 @@ class Trials:
     def __init__(self, path: Path, rank: int = 0) -> None:
         self.path, self._writes = path, rank == 0
         self.seen: list[Trial] = []
+        self._gains: dict[str, list[float]] = {}
         self._on_disk: dict[tuple[Genes, int], Trial] = {}
         if path.is_file():
             for trial in _trials(path):
@@ -95,19 +97,23 @@ class Trials:
         """The trial of a recipe with so many steps of healing that is on disk, if there is one."""
         return self._on_disk.get((genes, steps))
 
-    def add(self, trial: Trial) -> None:
-        """Count a trial as seen, and keep it on disk if it is not there.
+    def add(self, trial: Trial) -> Trial:
+        """Count a trial as seen, and keep it on disk as it was made if it is not there; returns it as it is seen.
 
-        What a model with its weights rounded gains is known better with each time it is measured. Earlier trials beside
-        it get the newest gain too: else of two such recipes the one that was timed in a quiet minute would win.
+        What a model with its weights rounded gains is measured again now and then, by each process. All trials beside
+        it have the median of what was measured: else of two such recipes the one of a quiet minute would win.
         """
+        gauged = trial
         if trial.beside and trial.refused is None:
-            self.seen = [_regauged(other, trial) for other in self.seen]
-        self.seen.append(trial)
+            gains = self._gains.setdefault(trial.beside, [])
+            gains += [trial.rounded] * (trial.rounded not in gains)
+            self.seen = [_gauged(other, trial.beside, median(gains)) for other in self.seen]
+            gauged = _gauged(trial, trial.beside, median(gains))
+        self.seen.append(gauged)
         if (trial.genes, trial.steps) not in self._on_disk:
             self._on_disk[trial.genes, trial.steps] = trial
             if not self._writes:
-                return
+                return gauged
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Of a line that a full disk cut off no more is lost.
             cut = self.path.is_file() and self.path.read_bytes()[-1:] not in (b"", b"\n")
@@ -115,6 +121,7 @@ class Trials:
                 text = ("\n" * cut + json.dumps(asdict(trial)) + "\n").encode()
                 if file.write(text) < len(text):
                     raise OSError(ENOSPC, "No space left on device", str(self.path))
+        return gauged
 
     def of(self, genes: Genes, steps: int) -> Trial | None:
         """The trial of a recipe with so many steps of healing that was seen, if there is one."""
@@ -125,11 +132,11 @@ class Trials:
         return [trial for trial in self.seen if trial.refused is None and steps in (None, trial.steps)]
 
 
-def _regauged(trial: Trial, newest: Trial) -> Trial:
-    """A trial with the gain of the newest one, where both were timed beside the same."""
-    if trial.beside != newest.beside:
+def _gauged(trial: Trial, beside: str, gain: float) -> Trial:
+    """A trial with another gain of what it was timed beside, if that is the one named."""
+    if trial.beside != beside:
         return trial
-    return replace(trial, speed=trial.speed / trial.rounded * newest.rounded, rounded=newest.rounded)
+    return replace(trial, speed=trial.speed / trial.rounded * gain, rounded=gain)
 
 
 def _trials(path: Path) -> list[Trial]:

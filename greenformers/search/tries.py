@@ -44,6 +44,10 @@ class Tries:
         """Seconds of the trials, and those since the last one ended."""
         return self.trials.seconds + self._clock() - self._since
 
+    def spent(self, seconds: float) -> None:
+        """Count seconds that an earlier run spent on the next trial."""
+        self._since -= seconds
+
     def all(
         self, rows: Sequence[Genes], steps: int, make: Callable[[Genes, Turn], Trial],
         over: Callable[[], bool] = lambda: False,
@@ -80,7 +84,7 @@ class Tries:
         for trial in ended:
             if self.trials.on_disk(trial.genes, steps) is None:
                 trial = replace(trial, seconds=seconds / new)
-            self.trials.add(trial)
+            seen = self.trials.add(trial)
             if self._others.rank == 0:
-                self._told(trial)
+                self._told(seen)
         self._since = self._clock()

@@ -106,8 +106,7 @@ def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
 
 
 def _cues_of_words(segment: Segment) -> Iterator[tuple[float, float, str]]:
-    # Words are joined as the text has them: with spaces, or in a script without any without. Of a sifted segment the
-    # words are fewer than those of its text.
+    # Words are joined as the text has them: with spaces, or in a script without any without.
     space = " " if " " in segment.text else ""
     cue: list[Word] = []
     for word in segment.words:

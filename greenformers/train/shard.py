@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 from greenformers.depth import Depth
 from greenformers.model._transformers import mark_as_sharded, whole_layers
+from greenformers.train.processes import alone
 
 ASKED = "GREENFORMERS_SHARD"
 """Variable of the environment that stands for accelerate's, which is for the first training only."""
@@ -21,7 +22,8 @@ def is_sharded(flag: bool) -> bool:
     """
     if os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() == "true":
         os.environ[ASKED] = "true"
-    return flag or ASKED in os.environ
+    # Where each process works apart, nothing is spread.
+    return flag or (ASKED in os.environ and not alone())
 
 
 def shard(model: nn.Module, device: torch.device) -> None:

@@ -80,7 +80,8 @@ def test_an_encoder_with_texts_and_pairs(home: Path, tmp_path: Path, monkeypatch
     records = read(results)
     assert {record.variant for record in records} == {"original", "low rank 0.5"}
     assert {record.metric for record in records} == {
-        "parameters", "size", "latency", "peak_memory_inference", "flops", "energy_inference", "cosine", "spearman",
+        "parameters", "size", "latency", "peak_memory_inference", "flops", "energy_inference", "co2_inference",
+        "cosine", "spearman",
     }  # fmt: skip
     (spearman,) = (record for record in records if (record.metric, record.variant) == ("spearman", "low rank 0.5"))
     assert spearman.interval is not None

@@ -113,7 +113,7 @@ def test_refused_before_any_work(
 
 def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     job = Job(texts=home / "texts.txt", evaluate=home / "pairs.tsv", length=16, lengths=(16,))
-    search, parts = running._prepared(
+    search, parts, _ = running._prepared(
         str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None, Others()
     )
     seen, unseen = search.lab.examples, parts["judging"]

@@ -12,7 +12,8 @@ import torch
 from greenformers.measure import bench as module
 from greenformers.measure import limit
 from greenformers.measure.bench import NAMES, How, bench, call, largest_batch, setting
-from greenformers.measure.energy_of import Spent
+from greenformers.measure.carbon import grid_intensity
+from greenformers.measure.energy_of import Spent, energy_of
 from greenformers.measure.flops import flops
 from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack, cells
 from greenformers.measure.latency import Timing
@@ -164,13 +165,22 @@ def test_energy_where_a_country_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
     def energy_of(calls, milliseconds, country, *, training, **_):
         assert country == "ISL"
         assert all(milliseconds[name] > 0 for name in calls)
-        return dict.fromkeys(calls, Spent(2.0 + training, "estimated", "guess"))
+        return dict.fromkeys(calls, Spent(2.0 + training, 20.0 + training, "estimated", "guess"))
 
     monkeypatch.setattr(module, "energy_of", energy_of)
     found = measured(CELLS[:2], how=replace(HOW, country="ISL"))
-    spent = {record.metric: record for record in of(CELLS[1], found).values() if "energy" in record.metric}
-    assert {metric: record.value for metric, record in spent.items()} == {"energy_inference": 2, "energy_training": 3}
+    spent = {record.metric: record for record in of(CELLS[1], found).values() if record.by is not None}
+    assert {metric: record.value for metric, record in spent.items()} == {
+        "energy_inference": 2, "energy_training": 3, "co2_inference": 20, "co2_training": 21,
+    }  # fmt: skip
     assert {(record.source, record.by) for record in spent.values()} == {("estimated", "guess")}
+
+
+def test_co2_is_that_of_the_energy() -> None:
+    (spent,) = energy_of(
+        {"call": lambda: torch.ones(100) @ torch.ones(100)}, {"call": 1.0}, "FRA", turns=1, seconds=0.05
+    ).values()
+    assert spent.co2_mg == pytest.approx(spent.mwh * grid_intensity("FRA") / 1000)
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> None:

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 from transformers import PreTrainedModel
 from zoo import network
 
-from greenformers.changes import Given, Int8, Layers
+from greenformers.changes import Bfloat16, Change, Given, Int8, Layers
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
@@ -59,7 +59,8 @@ def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: P
         Lab(model, reader, turned, Given(), tmp_path).own_quality  # noqa: B018
 
 
-def test_what_rounds_is_timed_beside_the_model_rounded_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounding", [Int8(), Bfloat16()])
+def test_what_rounds_is_timed_beside_the_model_rounded_alike(rounding: Change, tmp_path: Path) -> None:
     model = encoder()
     reader = Reader.of(model, tokenizer("bert"), 16)
     batches = [tokenizer("bert")(sentences(8), padding=True, return_tensors="pt")]
@@ -78,7 +79,7 @@ def test_what_rounds_is_timed_beside_the_model_rounded_alike(tmp_path: Path) -> 
     assert lab.speed(small) == 1.5
     assert asked == ["the model as it is"]
     asked.clear()
-    rounded = [lab.speed(lab.made((Layers(1), Int8()))) for _ in range(4)]
+    rounded = [lab.speed(lab.made((Layers(1), rounding))) for _ in range(4)]
     assert rounded == [1.5 * 2, 1.5 * 3, 1.5 * 3, 1.5 * 3], "of 2; 2 and 4; 2, 4 and 3 the median"
     assert asked == ["the model as it is", "another"] * 2 + ["another", "the model as it is", "another"]
 

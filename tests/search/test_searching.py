@@ -136,6 +136,46 @@ def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
         assert front(again.trials.done()) == front(whole.trials.done())
 
 
+def test_all_that_is_timed_beside_the_same_has_the_same_gain(tmp_path):
+    trials = Trials(tmp_path / "trials.jsonl")
+    one, two = (
+        Trial((gene,), speed=2 * gain, lost=0.0, beside="int8", rounded=gain) for gene, gain in ((1, 1.0), (2, 3.0))
+    )
+    trials.add(Trial((0,), speed=2.0, lost=0.0))
+    assert trials.add(one).speed == 2
+    assert trials.add(two).speed == 4, "twice the median of 1 and 3"
+    assert [(trial.speed, trial.rounded) for trial in trials.seen] == [(2, 1), (4, 2), (4, 2)]
+    again = Trials(tmp_path / "trials.jsonl")
+    for trial in (Trial((0,), speed=2.0), one, two):
+        again.add(again.on_disk(trial.genes, 0))
+    assert str(again.seen) == str(trials.seen)
+
+
+def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path):
+    def after(*seen):
+        search = Search(SPACE, KnownLab(), Plan(Bound(lose=0.02), 1_000.0, True), Trials(tmp_path / "none.jsonl"))
+        for genes, steps, seconds in seen:
+            search.trials.seen.append(Trial(genes, steps, 2.0, 0.01, seconds=seconds))
+        return search
+
+    few, many = (3, 0, 0, 0), (0, 1, 0, 0)
+    search = after((few, 0, 10.0), (many, 0, 10.0), (few, 100, 30.0), (many, 100, 110.0))
+    # 45 % of the 840 seconds that are left, less those of making it.
+    assert [search._affordable(genes) for genes in (few, many)] == [1_800, 300]
+    assert search._affordable((0, 0, 1, 0)) == 600, "the median of both"
+    # The first recipe with a change measures what it needs, once: that makes no step cheaper.
+    search = after((few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0))
+    assert search._affordable(few) == 200
+
+
+def test_only_changes_of_what_will_be_healed_are_healed_alone(tmp_path, monkeypatch):
+    search = searched(tmp_path, Bound(lose=0.02), heals=False)
+    rows = [(1, 0, 0, 0), (2, 1, 0, 0), (1, 2, 0, 1), (0, 0, 1, 0)]
+    monkeypatch.setattr("greenformers.search.search.propose", lambda *_, **__: rows)
+    healed = search._alone(100, random.Random(0))
+    assert [tuple(map(bool, genes)) for genes in healed] == [(True, False, False, False), (False, True, False, False)]
+
+
 def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
     told = [[], []]
 

@@ -228,12 +228,16 @@ def test_sums_over_the_examples_of_a_step_are_added_up_over_processes(monkeypatc
 
 def test_what_accelerate_asks_for_holds_for_every_training(monkeypatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(ASKED, "before")  # so that it is as it was afterwards
     monkeypatch.delenv(ASKED)
     assert is_sharded(True)
     assert "ACCELERATE_USE_FSDP" not in os.environ
     assert is_sharded(False)
     assert is_sharded(False)
+    with monkeypatch.context() as apart:
+        apart.setenv("WORLD_SIZE", "1")
+        assert not is_sharded(False)
     del os.environ[ASKED]
     assert not is_sharded(False)
 
