@@ -18,7 +18,7 @@ def of_groups(
 
     Queries of such heads are queries of one, so that keys and values are not copied.
     """
-    return F.scaled_dot_product_attention(q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v).view(q.shape)
+    return F.scaled_dot_product_attention(q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v).reshape(q.shape)
 
 
 def dense_attention(

@@ -23,6 +23,9 @@ LAST = 2**31 - 1
 NOWHERE = -3.0
 """The number of masked positions, and of slots without a position; that of others is at least 0."""
 
+LARGEST = 2**24
+"""Whole numbers that float32, in which chunks are told apart, does not hold begin here."""
+
 VECTOR = 32
 """Numbers that fill vectors of any processor."""
 
@@ -64,6 +67,13 @@ def in_windows(
     """
     hashes, order, slot = _sorted(hashes, keep)
     return _of_hashes(hashes, slot // chunk, order, keep, chunk, kind)
+
+
+def check_numbers(name: str, buckets: int, positions: int, chunk: int, kind: torch.dtype) -> None:
+    """Raise ValueError where chunks of so many hashes have more numbers than the dtype of the scores tells apart."""
+    numbers = buckets * (-(-positions // chunk) + 1)
+    if kind != torch.float64 and numbers >= LARGEST:
+        raise ValueError(f"{name} times chunks must be below 2^24 for {positions} positions, got {numbers}")
 
 
 @torch.no_grad()

@@ -23,17 +23,13 @@ from greenformers.attention._contract import (
     set_,
 )
 from greenformers.attention._hashed import attend, kept_as_both, together
-from greenformers.attention._meetings import Meetings, across_buckets, in_the_past, in_windows
+from greenformers.attention._meetings import Meetings, across_buckets, check_numbers, in_the_past, in_windows
 
 OWN = -1e5
 """Score of the own token. The paper's own code and transformers agree on it."""
 
 MOST_BUCKETS = 128
 """Largest default number of buckets: hashing to more costs more than the attention."""
-
-
-LARGEST = 2**24
-"""Whole numbers that float32, in which chunks are told apart, does not hold begin here."""
 
 
 def reference(
@@ -244,9 +240,8 @@ class Reformer(Attention):
     @torch.no_grad()
     def _meetings(self, x: Tensor, keep: Tensor | None, buckets: Tensor | None) -> Meetings:
         """Who sees whom; in one round where nothing is hashed."""
-        numbers = self.n_buckets * (-(-x.shape[2] // self.chunk) + 1)
-        if x.dtype != torch.float64 and numbers >= LARGEST:
-            raise ValueError(f"n_buckets times chunks must be below 2^24 for {x.shape[2]} positions, got {numbers}")
+        if not self.across_buckets:
+            check_numbers("n_buckets", self.n_buckets, x.shape[2], self.chunk, x.dtype)
         if self.n_buckets == 1 or (self.across_buckets and x.shape[2] <= 2 * self.chunk):
             hashes = torch.zeros(*x.shape[:2], 1, x.shape[2], dtype=torch.long, device=x.device)
         else:

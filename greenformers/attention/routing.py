@@ -24,7 +24,7 @@ from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact, set_
 from greenformers.attention._hashed import attend, kept_as_both, together
-from greenformers.attention._meetings import in_the_past
+from greenformers.attention._meetings import check_numbers, in_the_past
 from greenformers.attention._reference import dot_products, text_by_text
 
 
@@ -255,6 +255,7 @@ class Routing(Attention):
     ) -> Float[Tensor, "B H N D"]:
         """Attention of the last N positions to those before them of the same cluster."""
         M, kind = x.shape[2], v.dtype
+        check_numbers("clusters", self.clusters, M, self.chunk, accurate(x))
         hashes = (self._nearest(x) if choice is None else choice)[:, :, None]
         x, v = exact(x), exact(v)
         if keep is not None:

@@ -90,7 +90,7 @@ class Size:
             if other.get("activation", "relu") != "relu":
                 raise ValueError(f"feed_forward must be given for the activation {other['activation']}, got None")
             width, hidden = other.get("width", self.width), other.get("hidden", self.hidden)
-            return build("dense", FeedForwardSize(width, hidden, ranks=self.ranks))
+            return build("dense", FeedForwardSize(width, hidden, ranks=self.ranks, bias=self.bias))
         module = self.feed_forward(**other)
         if module.has_loss:
             raise ValueError(f"feed_forward must have no loss of its own in a block, {type(module).__name__} has one")

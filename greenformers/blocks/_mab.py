@@ -17,8 +17,8 @@ class MAB(nn.Module):
     """Multi-head attention from X to Y, then a position-wise linear layer, residuals and norms included.
 
     Args:
-        size: Sizes of the network around it. Width, heads, dropout (of rFF), epsilon and the ranks of q, k, v and
-            output are read; its feed-forward block is not used.
+        size: Sizes of the network around it. Width, heads, dropout (of rFF), norm, epsilon, bias and the ranks of
+            q, k, v and output are read; its feed-forward block is not used.
     """
 
     def __init__(self, size: Size) -> None:

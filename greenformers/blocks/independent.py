@@ -124,8 +124,8 @@ class _Mechanism(nn.Module):
         self.attention = size.make_attention(m, size.heads // count)
         self.attention_norm = size.make_norm(m)
         if count > 1:
-            self.communication = nn.ModuleDict({name: nn.Linear(m, inner) for name in ("q", "k", "v")})
-            self.communication["output"] = nn.Linear(inner, m)
+            self.communication = nn.ModuleDict({name: nn.Linear(m, inner, bias=size.bias) for name in ("q", "k", "v")})
+            self.communication["output"] = nn.Linear(inner, m, bias=size.bias)
             self.communication_norm = size.make_norm(m)
         self.feed_forward = size.make_feed_forward(width=m, hidden=size.hidden // count)
         self.feed_forward_norm = size.make_norm(m)

@@ -40,11 +40,12 @@ class Packed(CodedWeight):
         rounds_inputs: Whether a linear layer rounds its inputs as an `Int8Linear` does.
 
     Attributes:
-        unit: The number that steps are multiples of, (1,) float32.
+        unit: The number that steps are multiples of, (1,) float32, or of the type of the dense weight if that
+            is half precision.
         steps: s / unit (m, G) or (1, 1), the bits of float16 as int16.
         zero: z, as many, uint8; None where grids are symmetric.
         packed: q, 8 numbers in N bytes, (m, bytes) uint8.
-        inputs: Scales of the inputs (n,), float32; or None.
+        inputs: Scales of the inputs (n,), of the type of unit; or None.
         left, right: L (m, rank) and R (rank, n), whose product is added; or None.
     """
 

@@ -83,7 +83,10 @@ class CodedLinear(nn.Linear):
     @property
     def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
         """The weight that the code stands for; see `computed`."""
-        return computed(self.held.rows, (self.held.m, self.held.n), self.held.like)
+        return computed(self._rows, (self.held.m, self.held.n), self.held.like)
+
+    def _rows(self) -> Tensor:
+        return self.held.rows().to(self.held.like.dtype)
 
     def reset_parameters(self) -> None:
         """Nothing is reset: there is no fresh code."""
@@ -105,7 +108,10 @@ class CodedEmbedding(nn.Module):
     @property
     def weight(self) -> Float[Tensor, "entries d"]:
         """The rows that the code stands for; see `computed`."""
-        return computed(self.held.rows, (self.held.m, self.held.n), self.held.like)
+        return computed(self._rows, (self.held.m, self.held.n), self.held.like)
+
+    def _rows(self) -> Tensor:
+        return self.held.rows().to(self.held.like.dtype)
 
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """Rows of the ids, of the type of the network's other parameters."""
@@ -136,7 +142,7 @@ class CodedExperts(nn.Module):
         E, m, n = self.experts, self.out_features, self.in_features
 
         def made() -> Tensor:
-            matrices = self.held.rows().view(E, m, n)
+            matrices = self.held.rows().to(self.held.like.dtype).view(E, m, n)
             return matrices.mT if self.transposed else matrices
 
         return computed(made, (E, n, m) if self.transposed else (E, m, n), self.held.like)

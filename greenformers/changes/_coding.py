@@ -193,12 +193,13 @@ class Coding(Change):
 
     def _traced(self, model: "nn.Module", sites: "Sequence[Site]", given: Given) -> "Trace | None":
         """The linear layers whose inputs are looked at."""
+        from greenformers.solve.share import every
         from greenformers.solve.watch import trace
 
         looking = [site for site in sites if site.kind == "linear"] if self.looks else []
         if not looking:
             return None
-        traced = trace(model, looking, given.batch, given.calibration or ())
+        traced = trace(model, looking, given.batch, every(given.calibration or ()))
         if traced.unreached and self.patterns is not None:
             raise ValueError(f"the data does not reach {traced.unreached[0].path!r}, which is selected: leave it out")
         return traced

@@ -137,7 +137,8 @@ def quantised(weight: Float[Tensor, "*experts m n"]) -> tuple[nn.Parameter, nn.P
     if not bool(weight.isfinite().all()):
         raise ValueError("a weight holds values that are not finite")
     # Scales are of the type that the network is in, and the numbers are of these scales.
-    scale = (weight.abs().amax(-1).clamp(min=1e-12) / LEVELS).to(dtype).clamp(min=torch.finfo(dtype).tiny)
+    least = 2.0**-20 if dtype == torch.float16 else torch.finfo(dtype).tiny  # float16 has smaller ones, less exact
+    scale = (weight.abs().amax(-1).clamp(min=1e-12) / LEVELS).to(dtype).clamp(min=least)
     numbers = (weight / scale.float()[..., None]).round().clamp(-LEVELS, LEVELS)
     # In the order of rows, also where the weight is held transposed.
     return fixed(numbers.to(torch.int8).contiguous()), fixed(scale)

@@ -141,7 +141,10 @@ class Student(nn.Module):
         with evaluating(self.model):
             for batch in batches:
                 given = {name: x.to(device) for name, x in batch.items()}
-                outs = [states(network(**given, output_hidden_states=True)) for network in (self.model, self.teacher)]
+                outs = [
+                    states(network(**_typed(given, network), output_hidden_states=True))
+                    for network in (self.model, self.teacher)
+                ]
                 stacks = [(x, y, stack) for (x, stack), (y, _) in zip(*outs, strict=True)]
                 if all(ours[-1].shape[-1] == theirs[-1].shape[-1] for ours, theirs, _ in stacks):
                     return
@@ -192,7 +195,7 @@ class Student(nn.Module):
         """What a network gives to a batch, with products in a precision, by default that of training."""
         precision = precision or self.precision
         with noted() as attended, products(precision, next(iter(batch.values())).device):
-            out = network(**batch, output_hidden_states=True)
+            out = network(**_typed(batch, network), output_hidden_states=True)
         out, attended = widened((out, attended))
         stacks = states(out)
         vectors = None
@@ -345,3 +348,9 @@ def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | N
 def sequence(x: Tensor) -> Tensor:
     """States as a sequence (B, N, d); those of an image are (B, d, H, W)."""
     return x.flatten(2).mT if x.dim() == 4 else x
+
+
+def _typed(batch: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """A batch with floating-point inputs of the network's type: a student is float32, its teacher may be narrower."""
+    dtype = next(x.dtype for x in network.parameters() if x.is_floating_point())
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}

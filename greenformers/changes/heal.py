@@ -267,11 +267,11 @@ class Heal(Change):
             examples = Distillation(rows, self.schedule(given.seed))
         with ExitStack() as stack:
             stack.enter_context(on_device(training_device(), network, teacher))
+            if self.adapters is not None:  # first, so that they end when the network has its own type again
+                stack.enter_context(adapting(network, self.adapters, given.seed))
             stack.enter_context(in_float32(network))
             for block in self._rounding(model, given):
                 stack.enter_context(block)
-            if self.adapters is not None:
-                stack.enter_context(adapting(network, self.adapters, given.seed))
             schedule = None if self.movement is None else stack.enter_context(moving(network, self.movement))
             history = heal(
                 network, teacher, examples, self.schedule(given.seed), weights=self.weights,

@@ -100,6 +100,7 @@ class Sparse(Change):
         from greenformers.changes._sparse import commit
         from greenformers.solve.census import census
         from greenformers.solve.prune_weights import LOOKING, prune_by_inputs, prune_by_weights
+        from greenformers.solve.share import every
         from greenformers.solve.sparse_sites import prunable
         from greenformers.solve.watch import trace
 
@@ -109,7 +110,7 @@ class Sparse(Change):
         unreached: list[Site] = []
         if self.by in LOOKING:
             assert given.calibration is not None
-            traced = trace(model, sites, given.batch, given.calibration)
+            traced = trace(model, sites, given.batch, every(given.calibration))
             unreached = traced.unreached
             if unreached and self.select is not None:
                 raise ValueError(f"the data does not reach {unreached[0].path!r}, which is selected: leave it out")

@@ -16,7 +16,7 @@ def merge(model: nn.Module) -> int:
     """
     for change in changes_of(model):
         if change.freezes:
-            change.revert(model)  # which raises, before others are undone
+            change.revert(model)  # which raises where it cannot be undone, before others are
     count = sum(change.revert(model) for change in reversed(changes_of(model)))
     mark(model)
     if not changes_of(model):

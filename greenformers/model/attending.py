@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 
 from greenformers.attention import Attention, Role
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer, length_of
+from greenformers.model.cache import GrowingLayer, RecentLayer, StateLayer, check_place, length_of
 from greenformers.model.projected import Projected
 from greenformers.position import Position, Rotation
 
@@ -172,6 +172,7 @@ def of_some(
 def _held(block: Projected, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
     """All keys and values, those of the cache and new ones, which are added to it."""
     layer = block.place
+    check_place(cache, layer)
     GrowingLayer.make(cache, layer)
     k, v = cache.update(k, v, layer)
     # A static cache has places for later keys.

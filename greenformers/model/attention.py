@@ -13,7 +13,7 @@ from greenformers.attention import Attention, Role
 from greenformers.depth import Running
 from greenformers.model.attending import Extras, cached, of_some, plain, with_cache, without_cache
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import Past, length_of
+from greenformers.model.cache import Past, check_place, length_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
@@ -318,5 +318,6 @@ class CrossAttention(Projected):
             k, v = (self.project(name, code) for name, code in codes.items())
         if cache is not None:
             cache.is_updated[layer] = True
+            check_place(cache.cross_attention_cache, layer)
             k, v = cache.cross_attention_cache.update(k, v, layer)
         return k, v

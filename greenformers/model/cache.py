@@ -56,12 +56,16 @@ def make_room(cache: Cache, own: int, cross: int) -> None:
     if isinstance(cache, EncoderDecoderCache):
         parts = [(cache.self_attention_cache, own), (cache.cross_attention_cache, cross)]
     for part, count in parts:
-        if isinstance(part, StaticCache) and len(part.layers) < count:
-            raise ValueError(
-                f"a static cache has a place a layer, this network needs {count} for {len(part.layers)}: let it grow"
-            )
         if type(part) is DynamicCache and part.layer_class_to_replicate is None and not part.offloading:
             part.layers += [DynamicLayer() for _ in range(count - len(part.layers))]
+
+
+def check_place(cache: Cache, place: int) -> None:
+    """Raise ValueError where a static cache, which cannot grow, has no place for keys."""
+    if isinstance(cache, StaticCache) and place >= len(cache.layers):
+        raise ValueError(
+            f"a static cache has a place a layer, this network needs one more than its {len(cache.layers)}: let it grow"
+        )
 
 
 def length_of(cache: Cache, layer: int = 0) -> int:

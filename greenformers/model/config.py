@@ -348,7 +348,7 @@ class GreenformerConfig(PreTrainedConfig):
                 _check_choice(slot, getattr(self, slot))
         for slot in ("decoder_attention", "cross_attention") if self.decoder_layers is None else ():
             for name in (slot, f"{slot}_options"):
-                if getattr(self, name) != getattr(type(self), name):
+                if (getattr(self, name) or None) != getattr(type(self), name):
                     raise ValueError(f"{name} needs decoder_layers, which is None; got {getattr(self, name)!r}")
         if self.memory_length < 0:
             raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
@@ -397,8 +397,10 @@ class GreenformerConfig(PreTrainedConfig):
         if self.memory_length:
             raise ValueError(f"memory_length must be 0 where block is {self.block}, got {self.memory_length}")
         for slot, value in required.items():
-            if getattr(self, slot) not in (None, value):
-                raise ValueError(f"{slot} must be {value} where block is {self.block}, got {getattr(self, slot)!r}")
+            given = getattr(self, slot)
+            says_nothing = value is None and not (any(given) if isinstance(given, list) else given)
+            if not says_nothing and given not in (None, value):
+                raise ValueError(f"{slot} must be {value} where block is {self.block}, got {given!r}")
         if self.depth == "shared" and self.shared != "all":
             raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
 

@@ -124,7 +124,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             return
         if self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")
-        if self.depth is not None:
+        if self.depth is not None and getattr(self.depth, "halts", True):
             raise ValueError(
                 f"output_hidden_states must be False: with depth {self.config.depth} layers see some positions only"
             )

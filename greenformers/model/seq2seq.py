@@ -10,6 +10,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils.generic import can_return_tuple
 
+from greenformers.attention._aligned import is_traced
 from greenformers.feed_forward import FeedForward
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
@@ -76,7 +77,8 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
             if labels is None:
                 raise ValueError("decoder_input_ids or labels must be given, got neither")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        if labels is not None and decoder_attention_mask is None and self._counts_positions:
+        unmasked = decoder_attention_mask is None and kwargs.get("past_key_values") is None
+        if labels is not None and unmasked and self._counts_positions:
             decoder_attention_mask = _of_labels(labels)
         encoder_output = encoder_outputs[0]
         kwargs["score"] = self.scores
@@ -106,7 +108,7 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
 def _of_labels(labels: Tensor) -> Tensor | None:
     """Mask of the positions up to the last label of each row; None where that is all."""
     kept = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
-    return None if bool(kept.all()) else kept
+    return None if not is_traced(kept) and bool(kept.all()) else kept
 
 
 SOURCE = ("position_ids", "inputs_embeds")

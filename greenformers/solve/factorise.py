@@ -16,6 +16,7 @@ from greenformers.solve.calibrate import DenseRows, covariances
 from greenformers.solve.loss import default
 from greenformers.solve.result import Factorisation, LayerReport
 from greenformers.solve.sequential import Gradients, sequential
+from greenformers.solve.share import every
 from greenformers.solve.solve import Solved, solve, spectrum_of
 from greenformers.solve.speed import Latency, measure
 from greenformers.solve.units import Unit, commit, filled, pack, unpack
@@ -94,7 +95,7 @@ def factorise(
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
-            traced = trace(model, selected, example, batches or ())
+            traced = trace(model, selected, example, every(batches or ()))
             unreached = traced.unreached
             if unreached and select is not None:
                 raise ValueError(

@@ -91,7 +91,7 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
         return torch.stack((start, end), -1)  # question answering: (B, N, 2)
     named = returned.items() if isinstance(returned, Mapping) else ()
     several = [x for name, x in named if name.endswith("logits") and isinstance(x, Tensor) and "router" not in name]
-    if len(several) > 1 and len({len(x) for x in several}) == 1:
+    if len(several) > 1 and len({len(x) for x in several}) == 1 and all(x.dim() == 2 for x in several):
         return torch.cat([x.flatten(1) for x in several], 1)
     logits = getattr(returned, "logits", None)
     if logits is not None:

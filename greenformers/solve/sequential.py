@@ -42,8 +42,9 @@ class Gradients:
         self._places: dict[str, Path] = {}
 
     def keep(self, site: Site, seen: Sequence[Statistics]) -> None:
-        """Store G of a site; an embedding has none."""
-        matrices = {str(g): at.gradients.contiguous() for g, at in enumerate(seen) if at.gradients is not None}
+        """Store G of a site; that of an embedding, a number, is for ranks alone."""
+        gradients = {} if site.kind == "embedding" else {str(g): at.gradients for g, at in enumerate(seen)}
+        matrices = {g: G.contiguous() for g, G in gradients.items() if G is not None}
         if matrices:
             place = self._places[site.path] = self._folder / f"{len(self._places)}.safetensors"
             save_file(matrices, place)

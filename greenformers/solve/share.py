@@ -36,6 +36,11 @@ class Share(Sequence[Batch]):
         return self.batches[self.numbers[place]]
 
 
+def every(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """The batches of all processes, by which each of them sees the same of a network."""
+    return batches.batches if isinstance(batches, Share) else batches
+
+
 def check_share(count: int) -> None:
     """Check that there is a batch for each process.
 

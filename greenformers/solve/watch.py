@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,13 +38,13 @@ def call(model: nn.Module, batch: Batch) -> Any:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a run on one batch showed.
+    """What runs on one batch, or on as many as it took to reach all sites, showed.
 
     Attributes:
         groups: Groups of sites that read the same input, in the order of execution.
         shapes: Shapes of the inputs of each site, one for each call, by path.
         positions: Number of inputs that each site read, by path; for experts, scaled so that it gives their work.
-        unreached: Sites that the batch does not reach.
+        unreached: Sites that no batch reaches.
     """
 
     groups: list[list[Site]]
@@ -67,24 +68,26 @@ def trace(model: nn.Module, sites: Sequence[Site], batch: Batch, more: Sequence[
     inputs: dict[str, list[Tensor]] = {}  # the tensors themselves: an id is only unique while its object lives
     positions: dict[str, float] = {}
     order: list[str] = []
-    for each in (batch, *more):
+    for each in chain((batch,), more):  # which are read as they are asked for
         new = {site.path for site in sites if site.path not in inputs}
-        if not new:
-            break
+        # Positions are those of the first batch.
+        share = 1.0 if each is batch else tensors_of(batch)[0].numel() / tensors_of(each)[0].numel()
         called: list[str] = []
 
-        def note(site: Site, new: set[str] = new, called: list[str] = called) -> Hook:
+        def note(site: Site, new: set[str] = new, called: list[str] = called, share: float = share) -> Hook:
             def hook(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
                 called.append(site.path)
                 if site.path in new:
                     inputs.setdefault(site.path, []).append(args[0])
-                    positions[site.path] = positions.get(site.path, 0) + out.numel() / _outputs(site)
+                    positions[site.path] = positions.get(site.path, 0) + share * out.numel() / _outputs(site)
 
             return hook
 
         with evaluating(model), torch.no_grad(), hooked(model, [(site, note(site)) for site in sites]):
             call(model, each)
         order = _merged(order, list(dict.fromkeys(called)))
+        if all(site.path in inputs for site in sites):
+            break
     unreached = [site for site in sites if site.path not in inputs]
     if not inputs:
         raise ValueError(
@@ -148,7 +151,9 @@ class Padding:
         by_name = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
         given = {name: mask.bool() for name, mask in by_name.items() if isinstance(mask, Tensor) and mask.dim() == 2}
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if self.encoder is not None and MASKS[1] not in given and isinstance(labels, Tensor) and labels.dim() == 2:
+        if self.encoder is None or not isinstance(batch, Mapping) or batch.get("decoder_input_ids") is not None:
+            labels = None
+        if MASKS[1] not in given and isinstance(labels, Tensor) and labels.dim() == 2:
             given[MASKS[1]] = labels != -100  # from which models make the inputs of the decoder
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None

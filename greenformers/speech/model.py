@@ -75,7 +75,7 @@ class SpeechEncoder(Scaled, GreenformerModel):
         input_features: Float[Tensor, "B T F"],
         attention_mask: Tensor | None = None,
         *,
-        output_hidden_states: bool | None = None,  # read by capture_outputs
+        output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPooling:
         """Encode spectrograms.
@@ -92,8 +92,9 @@ class SpeechEncoder(Scaled, GreenformerModel):
 
         Raises:
             ValueError: Input and mask do not fit each other or the network, or the network cannot return attention
-                weights.
+                weights or the inputs of its layers.
         """
+        self.check_hidden_states(output_hidden_states)
         attentions = self.attention_list(output_attentions)
         if attention_mask is not None and attention_mask.shape != input_features.shape[:2]:
             expected = tuple(input_features.shape[:2])

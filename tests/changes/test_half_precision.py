@@ -9,7 +9,8 @@ from models import sentences, tokenizer
 from zoo import inputs, network
 
 import greenformers
-from greenformers.changes import Bits, Change, Heads, Heal, Int8, Layers, Neurons, Product, Sparse, Width
+from greenformers.changes import Bits, Change, Heads, Heal, Int8, Layers, LowRank, Neurons, Product, Sparse, Width
+from greenformers.changes._int8_linear import quantised
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.parameters import bytes_of
 
@@ -38,11 +39,34 @@ def test_rounded_it_runs_and_is_read_again(name: str, dtype: torch.dtype, change
 @pytest.mark.parametrize("dtype", HALVES)
 def test_it_is_healed_in_float32(dtype: torch.dtype) -> None:
     model = network("bert", hidden_size=256, num_attention_heads=4).to(dtype)
+    seen = set()  # of the student alone: the teacher is never in training
+    model.register_forward_hook(lambda part, *_: seen.add(next(part.parameters()).dtype) if part.training else None)
     greenformers.compress(
         model, [Layers(1), Heal(steps=20, batch_size=8)], texts=sentences(100), tokenizer=tokenizer("bert")
     )
+    assert seen == {torch.float32}
     assert {x.dtype for x in model.parameters()} == {dtype}
     assert all(x.isfinite().all() for x in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["vit", "whisper", "wav2vec2"])
+def test_what_reads_numbers_is_healed_too(name: str) -> None:
+    model = network(name).to(torch.bfloat16)
+    batch = inputs(name, batch=8)
+    rows = [
+        {key: (x.to(torch.bfloat16) if x.is_floating_point() else x)[at] for key, x in batch.items()} for at in range(8)
+    ]
+    if name == "whisper":
+        rows = [row | {"labels": row["decoder_input_ids"]} for row in rows]
+    greenformers.compress(model, [LowRank(keep=0.5, solver="svd"), Heal(steps=2, batch_size=4)], examples=rows)
+    assert {x.dtype for x in model.parameters()} == {torch.bfloat16}
+
+
+def test_scales_of_small_rows_are_fine_in_float16() -> None:
+    weight = 1e-3 * torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    q, scale = quantised(weight.half())
+    assert scale.dtype == torch.float16
+    assert (q.float() * scale.float()[:, None] - weight).abs().max() < 0.02 * weight.abs().max()
 
 
 @pytest.mark.parametrize("change", [Width(), Neurons(), Heads()], ids=["width", "neurons", "heads"])

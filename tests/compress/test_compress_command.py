@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 class Meter:
     """Reads at once, where the one of the package waits for the load to show."""
 
-    energy_wh, source, by = 1.0, "estimated", "guess"
+    energy_wh, co2_g, source, by = 1.0, 0.4, "estimated", "guess"
 
     def __init__(self, _: str) -> None:
         pass
