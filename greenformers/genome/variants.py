@@ -139,7 +139,7 @@ class Spelled:
         if not self.free(edit):
             return False
         length = len(self.haplotype.bases)
-        # An insertion takes no position: what is free before it stays so.
+        # An insertion at the end of what is free takes nothing of it; of one within, what is behind stays free.
         first, last = self._gap
         if start >= self._busy:
             self._gap = (first if start == last == self._busy else self._busy, start)

@@ -317,7 +317,7 @@ class CrossAttention(Projected):
         else:
             k, v = (self.project(name, code) for name, code in codes.items())
         if cache is not None:
-            cache.is_updated[layer] = True
             check_place(cache.cross_attention_cache, layer)
+            cache.is_updated[layer] = True
             k, v = cache.cross_attention_cache.update(k, v, layer)
         return k, v

@@ -156,7 +156,7 @@ class Lab:
             except KeyError:
                 return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
             rounding, relative = turn(lambda: self._speed(model, tried))
-        except (ValueError, ArithmeticError, MemoryError, RuntimeError) as error:
+        except (ValueError, LookupError, ArithmeticError, MemoryError, RuntimeError) as error:
             why = " ".join(str(error).split()) or type(error).__name__
             return Trial(genes, steps, refused=why[:300])
         # Of an error rate of 0 no share could be said.

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -116,7 +117,7 @@ def find(
     def make(genes: Genes, steps: int) -> None:
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
         clock, judged = place.with_name(f"{place.name}.seconds"), _judged(place)
-        before, began = float(clock.read_text()) if clock.is_file() else 0.0, monotonic()
+        before, began = _seconds(clock), monotonic()
         try:
             if judged is None:
                 left_out = gone if "training" in needed_of(recipe, parts) else 0
@@ -125,8 +126,8 @@ def find(
                     _keep(place, judged)
         finally:  # also where a signal stops it: the same command counts what was spent
             if first_process():
-                folder.mkdir(parents=True, exist_ok=True)
-                clock.write_text(repr(before + monotonic() - began))
+                with suppress(OSError):  # a full disk, of which what ended the work says more
+                    _write(clock, repr(before + monotonic() - began))
         results[genes, steps] = _Made(recipe, place, *judged)
         search.add(genes, steps, lambda: pretrained(str(place))[0], before)
 
@@ -170,12 +171,23 @@ def _beside(place: Path) -> tuple[Path, Path]:
 def _keep(place: Path, judged: _Judged) -> None:
     """Keep what there is to say of a recipe that was made, so that a search that is stopped need not make it again."""
     records, notes = _beside(place)
+    notes.unlink(missing_ok=True)  # first: where they are, all that is there is whole
     records.unlink(missing_ok=True)
     append(records, judged[1])
-    notes.unlink(missing_ok=True)
-    part = notes.with_suffix(".part")
-    part.write_text(json.dumps(judged[2]))
-    part.replace(notes)  # whole, or not there
+    _write(notes, json.dumps(judged[2]))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole, or leave it as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _seconds(clock: Path) -> float:
+    """Seconds that earlier calls spent on making a recipe; 0 where that was not kept."""
+    return float(clock.read_text()) if clock.is_file() else 0.0
 
 
 def _judged(place: Path) -> _Judged | None:

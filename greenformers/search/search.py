@@ -39,10 +39,10 @@ error of 16 % by 55 trials, of which 6 were drawn by chance, and of 12 % with 12
 FIRST = 4
 """Recipes that are healed for the same steps before there is a hurdle, at least."""
 
-FORESEEN, OFTEN = 6, 2
-"""Of so many recipes that would be healed first, a change must be in so many to be healed alone before them. Healing
-each change of MiniLM-L6 alone, a student and low rank among them, took 8 of the 12 minutes in which an hour's search
-tells by short healing what to heal in full."""
+LITTLE = 0.5
+"""A change whose strongest setting brings less than this share of the logarithm of the greatest speed-up of one change
+is not healed alone. Healing each change of MiniLM-L6 alone, low rank among them, which brings 1.7x where pruning brings
+3.4x, took 8 of the 12 minutes in which an hour's search tells by short healing what to heal in full."""
 
 TRYING, HEALING = 0.2, 0.4
 """Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
@@ -208,7 +208,7 @@ class Search:
         while not self._over(share):
             draw = random.Random(f"{self.plan.seed} {steps} {number}")
             count = ceil(AT_ONCE / self._tries.at_once) * self._tries.at_once  # none of them waits
-            new = self._alone(steps, draw) if steps and not number else []
+            new = self._alone() if steps and not number else []
             new = new or propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
             if steps:
                 self._try(new, 0, lambda: self._over(share))
@@ -219,16 +219,20 @@ class Search:
                 return
             number += 1
 
-    def _alone(self, steps: int, draw: random.Random) -> list[Genes]:
+    def _alone(self) -> list[Genes]:
         """Recipes of one change that are healed first, as what healing brings back differs by change.
 
-        Only changes that are in some of the recipes that would be healed next: others would take their time.
+        Not of changes that bring little speed at their strongest. What loses most as it is may come back soonest, so
+        that its loss says nothing.
         """
-        next_ones = propose(self.space, self.trials, self._aim(steps), draw, FORESEEN, steps=steps)
-        return [
-            genes for genes in self.space.alone()
-            if sum(any(map(min, genes, row)) for row in next_ones) >= OFTEN
-        ]  # fmt: skip
+        gains: dict[int, float] = {}
+        for trial in self.trials.done(0):
+            places = [place for place, gene in enumerate(trial.genes) if gene]
+            if len(places) == 1:
+                gains[places[0]] = max(log(trial.speed), gains.get(places[0], 0.0))
+        rows = {next(place for place, gene in enumerate(genes) if gene): genes for genes in self.space.alone()}
+        most = max((gains.get(place, 0.0) for place in rows), default=0.0)
+        return [genes for place, genes in rows.items() if gains.get(place, most) >= LITTLE * most]
 
     def _hurdles(self, share: float) -> None:
         """Heal for more steps what is above the mean of its equals, by what is expected of it."""

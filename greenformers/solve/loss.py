@@ -15,6 +15,8 @@ from greenformers.solve.share import Share
 from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
 from greenformers.train.processes import processes, rank
 
+MANY = 2**16
+"""Numbers an example in several outputs up to which all of them count; of more, the first."""
 WIDE, NARROW = 2048, 512
 """Outputs of a position of which all are compared; and the random sums of them that are, where there are more."""
 
@@ -91,7 +93,9 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
         return torch.stack((start, end), -1)  # question answering: (B, N, 2)
     named = returned.items() if isinstance(returned, Mapping) else ()
     several = [x for name, x in named if name.endswith("logits") and isinstance(x, Tensor) and "router" not in name]
-    if len(several) > 1 and len({len(x) for x in several}) == 1 and all(x.dim() == 2 for x in several):
+    # Scores of a vocabulary at each position would fill the memory.
+    few = sum(x[0].numel() for x in several if len(x)) <= MANY
+    if len(several) > 1 and len({len(x) for x in several}) == 1 and few:
         return torch.cat([x.flatten(1) for x in several], 1)
     logits = getattr(returned, "logits", None)
     if logits is not None:

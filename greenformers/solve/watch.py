@@ -151,10 +151,12 @@ class Padding:
         by_name = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
         given = {name: mask.bool() for name, mask in by_name.items() if isinstance(mask, Tensor) and mask.dim() == 2}
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
-        if self.encoder is None or not isinstance(batch, Mapping) or batch.get("decoder_input_ids") is not None:
+        ids = batch.get("decoder_input_ids") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, Tensor) or labels.dim() != 2 or (ids is not None and ids.shape != labels.shape):
             labels = None
-        if MASKS[1] not in given and isinstance(labels, Tensor) and labels.dim() == 2:
-            given[MASKS[1]] = labels != -100  # from which models make the inputs of the decoder
+        if self.encoder is not None and MASKS[1] not in given and labels is not None:
+            # Models make the inputs of the decoder from them. Up to the last label: -100 before it may be a prompt.
+            given[MASKS[1]] = (labels != -100).flip(1).cumsum(1).flip(1) > 0
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None
 

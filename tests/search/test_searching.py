@@ -91,8 +91,8 @@ def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
     search = searched(tmp_path, bound)
     lower, upper = (search.trials.done(steps) for steps in HURDLES)
     assert len(lower) > len(upper) >= 2
-    alone = [(2, 0, 0, 0), (0, 4, 0, 0), (0, 0, 4, 0)]
-    assert [trial.genes for trial in lower[:3]] == alone, "at first what takes something away, by itself"
+    alone = [(2, 0, 0, 0), (0, 4, 0, 0)]
+    assert [trial.genes for trial in lower[:2]] == alone, "at first what takes something away, by itself"
     assert all(search.trials.of(trial.genes, 0) for trial in lower)
     passed = {trial.genes for trial in upper}
     hoped = search.expected(lower)  # of what is left to each
@@ -168,12 +168,11 @@ def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path)
     assert search._affordable(few) == 200
 
 
-def test_only_changes_of_what_will_be_healed_are_healed_alone(tmp_path, monkeypatch):
-    search = searched(tmp_path, Bound(lose=0.02), heals=False)
-    rows = [(1, 0, 0, 0), (2, 1, 0, 0), (1, 2, 0, 1), (0, 0, 1, 0)]
-    monkeypatch.setattr("greenformers.search.search.propose", lambda *_, **__: rows)
-    healed = search._alone(100, random.Random(0))
-    assert [tuple(map(bool, genes)) for genes in healed] == [(True, False, False, False), (False, True, False, False)]
+def test_changes_that_bring_little_speed_are_not_healed_alone(tmp_path):
+    search = Search(SPACE, KnownLab(), Plan(Bound(lose=0.02), 1_000.0, True), Trials(tmp_path / "none.jsonl"))
+    for genes, speed in (((4, 0, 0, 0), 3.0), ((0, 8, 0, 0), 2.0), ((0, 0, 7, 0), 1.3), ((0, 0, 0, 1), 4.0)):
+        search.trials.seen.append(Trial(genes, 0, speed, 0.5))
+    assert search._alone() == [(2, 0, 0, 0), (0, 4, 0, 0)]
 
 
 def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
