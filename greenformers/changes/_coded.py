@@ -56,6 +56,10 @@ class CodedWeight(nn.Module):
         """Rows of the weight; by default all."""
         raise NotImplementedError
 
+    def dense(self, at: Int[Tensor, "..."] | None = None) -> Float[Tensor, "... n"]:
+        """`rows` in the type of the network's other parameters."""
+        return self.rows(at).to(self.like.dtype)
+
     def of_type(self, dtype: torch.dtype) -> Self:
         """The code with its numbers in the type of the dense weight, if that is half precision."""
         for x in self.parameters() if dtype in HALVES else ():
@@ -83,10 +87,7 @@ class CodedLinear(nn.Linear):
     @property
     def weight(self) -> Float[Tensor, "m n"]:  # type: ignore[override]
         """The weight that the code stands for; see `computed`."""
-        return computed(self._rows, (self.held.m, self.held.n), self.held.like)
-
-    def _rows(self) -> Tensor:
-        return self.held.rows().to(self.held.like.dtype)
+        return computed(self.held.dense, (self.held.m, self.held.n), self.held.like)
 
     def reset_parameters(self) -> None:
         """Nothing is reset: there is no fresh code."""
@@ -108,14 +109,11 @@ class CodedEmbedding(nn.Module):
     @property
     def weight(self) -> Float[Tensor, "entries d"]:
         """The rows that the code stands for; see `computed`."""
-        return computed(self._rows, (self.held.m, self.held.n), self.held.like)
-
-    def _rows(self) -> Tensor:
-        return self.held.rows().to(self.held.like.dtype)
+        return computed(self.held.dense, (self.held.m, self.held.n), self.held.like)
 
     def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
         """Rows of the ids, of the type of the network's other parameters."""
-        return self.held.rows(ids).to(self.held.like.dtype)
+        return self.held.dense(ids)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}"
@@ -142,7 +140,7 @@ class CodedExperts(nn.Module):
         E, m, n = self.experts, self.out_features, self.in_features
 
         def made() -> Tensor:
-            matrices = self.held.rows().to(self.held.like.dtype).view(E, m, n)
+            matrices = self.held.dense().view(E, m, n)
             return matrices.mT if self.transposed else matrices
 
         return computed(made, (E, n, m) if self.transposed else (E, m, n), self.held.like)

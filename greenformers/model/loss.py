@@ -27,6 +27,11 @@ class Scoring:
         self.score = new_embeddings
 
 
+def up_to_last_label(labels: Tensor) -> Tensor:
+    """Mask of labels (B, N), True up to the last one of each row: those left out before it may be a prompt."""
+    return (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
+
+
 def asked_for(x: Tensor, labels: Tensor | None, config: GreenformerConfig) -> tuple[Tensor, Tensor | None]:
     """Select the positions that have a label, (n, d) and (n,), with `sparse_prediction` and labels; else all.
 

@@ -15,7 +15,16 @@ from greenformers.feed_forward import FeedForward
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.decoder import GreenformerDecoder
 from greenformers.model.encoder import GreenformerModel, GreenformerPreTrainedModel
-from greenformers.model.loss import IGNORED, Scoring, asked_for, exit_loss, narrow, token_loss, with_auxiliary
+from greenformers.model.loss import (
+    IGNORED,
+    Scoring,
+    asked_for,
+    exit_loss,
+    narrow,
+    token_loss,
+    up_to_last_label,
+    with_auxiliary,
+)
 
 
 class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
@@ -107,8 +116,8 @@ class EncoderDecoder(Scoring, GreenformerPreTrainedModel, GenerationMixin):
 
 def _of_labels(labels: Tensor) -> Tensor | None:
     """Mask of the positions up to the last label of each row; None where that is all."""
-    kept = (labels != IGNORED).flip(1).cumsum(1).flip(1) > 0
-    return None if not is_traced(kept) and bool(kept.all()) else kept
+    mask = up_to_last_label(labels)
+    return None if not is_traced(mask) and bool(mask.all()) else mask
 
 
 SOURCE = ("position_ids", "inputs_embeds")

@@ -34,6 +34,7 @@ from greenformers.search.lab import Lab
 from greenformers.search.search import SPENT, Plan, Search
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
+from greenformers.train import checkpoint
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
 
@@ -127,7 +128,8 @@ def find(
         finally:  # also where a signal stops it: the same command counts what was spent
             if first_process():
                 with suppress(OSError):  # a full disk, of which what ended the work says more
-                    _write(clock, repr(before + monotonic() - began))
+                    folder.mkdir(parents=True, exist_ok=True)
+                    checkpoint.replace(clock, repr(before + monotonic() - began))
         results[genes, steps] = _Made(recipe, place, *judged)
         search.add(genes, steps, lambda: pretrained(str(place))[0], before)
 
@@ -174,15 +176,7 @@ def _keep(place: Path, judged: _Judged) -> None:
     notes.unlink(missing_ok=True)  # first: where they are, all that is there is whole
     records.unlink(missing_ok=True)
     append(records, judged[1])
-    _write(notes, json.dumps(judged[2]))
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, or leave it as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+    checkpoint.replace(notes, json.dumps(judged[2]))
 
 
 def _seconds(clock: Path) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from greenformers._torch import leaves, padding_of
 from greenformers.measure.quality import evaluating
+from greenformers.model.loss import up_to_last_label
 from greenformers.solve.walk import Site, kind_of
 
 Batch = Any
@@ -155,8 +156,7 @@ class Padding:
         if not isinstance(labels, Tensor) or labels.dim() != 2 or (ids is not None and ids.shape != labels.shape):
             labels = None
         if self.encoder is not None and MASKS[1] not in given and labels is not None:
-            # Models make the inputs of the decoder from them. Up to the last label: -100 before it may be a prompt.
-            given[MASKS[1]] = (labels != -100).flip(1).cumsum(1).flip(1) > 0
+            given[MASKS[1]] = up_to_last_label(labels)  # models make the inputs of the decoder from them
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None
 
