@@ -9,7 +9,8 @@
 
 Each row has a grid, or each group of so many neighbouring inputs of a row; or the whole weight has one. The range of an
 affine grid is widened to hold 0, which is then one of its points, and weights that are all 0 take any step. Steps are
-stored in float16, as multiples of one power of 2 of the weight, so that small ones do not fall below its range.
+stored in float16, as multiples of one power of 2 of the weight, so that small ones do not fall below its range. Those
+of affine grids are rounded down, so that both ends of the range are reached, and what was rounded has the same grid.
 
 Ternary weights (TWN, Li 2016, arXiv:1605.04711) and binary ones (XNOR-Net, Rastegari 2016, arXiv:1603.05279) are those
 nearest to W in the norm. For ternary ones k is what makes (sum of the k largest abs(W))^2 / k largest, which TWN takes
@@ -117,6 +118,8 @@ class Grid:
         if unit is None:
             unit = unit_of(scale)
         steps = (scale / unit).half()
+        if not form.symmetric:  # rounded down: of a step rounded up, a range from -k - 1/2 has one number fewer
+            steps = (steps.view(torch.int16) - (unit * steps.float() > scale).short()).view(torch.float16)
         if form.bits != BINARY:  # which has no other way to be 0
             steps = steps.where(steps > 0, 1)
         zero = None

@@ -65,8 +65,11 @@ def test_grids_are_those_of_the_survey(per: str, symmetric: bool, bits: int) -> 
             if symmetric:
                 high = max(-low, high)
                 low = -high
-            s = (high - low) / (2**bits - 1)  # as stored: in half precision, in units of the largest one
-            s = np.float16(s / grid.unit.item()).item() * grid.unit.item() if high > low else 1.0
+            s = exact = (high - low) / (2**bits - 1)  # as stored: in half precision, in units of the largest one
+            s = np.float16(s / grid.unit.item()) if high > low else np.float16(1)
+            if not symmetric and high > low and s.item() * grid.unit.item() > exact:
+                s = np.nextafter(s, np.float16(0))
+            s = s.item() * (grid.unit.item() if high > low else 1.0)
             z = 2 ** (bits - 1) if symmetric else round(-low / s)
             for place in range(*columns.indices(10)):
                 expected = min(max(round(W[row, place].item() / s) + z, 0), 2**bits - 1)
@@ -76,6 +79,14 @@ def test_grids_are_those_of_the_survey(per: str, symmetric: bool, bits: int) -> 
     if not symmetric:  # where the range is symmetric its ends may be rounded to less
         scale, _ = grid.columns(0, 10, 10)
         assert ((values - W).abs() <= 0.51 * scale + 1e-3 * W.abs()).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_what_was_rounded_has_the_same_grid(bits: int) -> None:
+    W = normal(20_000, 16).float()
+    form = Form(bits, "row")
+    once = (grid := Grid.of(W, form)).values(grid.round(W))
+    assert (grid := Grid.of(once, form)).values(grid.round(once)).equal(once)
 
 
 @pytest.mark.parametrize("per", ["group", "row", "tensor"])
