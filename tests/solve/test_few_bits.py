@@ -85,8 +85,10 @@ def test_grids_are_those_of_the_survey(per: str, symmetric: bool, bits: int) -> 
 def test_what_was_rounded_has_the_same_grid(bits: int) -> None:
     W = normal(20_000, 16).float()
     form = Form(bits, "row")
-    once = (grid := Grid.of(W, form)).values(grid.round(W))
-    assert (grid := Grid.of(once, form)).values(grid.round(once)).equal(once)
+    grid = Grid.of(W, form)
+    once = grid.values(grid.round(W))
+    again = Grid.of(once, form)
+    assert again.values(again.round(once)).equal(once)
 
 
 @pytest.mark.parametrize("per", ["group", "row", "tensor"])
