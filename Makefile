@@ -1,6 +1,6 @@
 # make setup   the environment, .venv, with the pinned versions
-# make demo    compare four variants on real images and write report/index.html
-# make test    the whole test suite
+# make demo    compare five variants on real images and write report/index.html
+# make test    the test suite, without its slow tests
 # make bench   every benchmark, quickly, with records in runs/bench/; then the slow tests
 # make lint    ruff and mypy
 # make docs    the site, docs/_build/html: notebooks executed, warnings are errors, links checked

@@ -23,15 +23,24 @@ QUICK = Network(hidden=32, heads=2, feed_forward=64, layers=2)
 
 
 def grid(run: Run, device: torch.device) -> bool:
-    """Figures 3.4, 3.5 and 3.7: LRT and Linformer at all lengths and ranks, inference and training."""
+    """Figures 3.4, 3.5 and 3.7: LRT and Linformer at all lengths and ranks, inference and training.
+
+    Memory is the peak of activations of the batch; the published one is that of weights and activations of one sequence
+    (thesis_memory.py has that of ours).
+    """
     network, lengths, ranks = (QUICK, (16, 32), (4, 8)) if run.quick else (Network(), LENGTHS, RANKS)
     how = How(repeats=3 if run.quick else 9, device=str(device), tokens=64 if run.quick else 32_768)
     records = measured(run, cells(("lrt", "linformer"), lengths, ranks, network), network, how)
     for metric, mode in (("latency", "inference"), ("train_step", "training")):
         for variant in ("lrt", "linformer"):
             name = f"thesis_fig3_{4 if mode == 'inference' else 7}_{variant}_{mode}"  # Linformer's training has none
-            published = read(run.given.references / f"{name}.csv", "rank", "speedup_vs_transformer")
+            path = run.given.references / f"{name}.csv"
+            published = read(path, "rank", "speedup_vs_transformer")
             run.show(beside(f"{variant}, {mode}: times as fast", records, variant, metric, published))
+            shares = read(path, "rank", "memory_ratio_vs_transformer")
+            less = {at: round(1 / share, 2) for at, share in shares.items() if share}
+            title = f"{variant}, {mode}: times less peak memory"
+            run.show(beside(title, records, variant, f"peak_memory_{mode}", less))
     return True
 
 
@@ -52,7 +61,7 @@ def table3(run: Run, device: torch.device) -> bool:
 
 def measured(run: Run, wanted: Sequence[Cell], network: Network, how: How) -> list[Record]:
     """Records of all cells; those that the file of `--json` has are not measured again, if that had all they need."""
-    records = [record for record in run.known() if record.benchmark == "bench"]
+    records = [record for record in run.known() if record.benchmark == "bench" and of_part(record, network, how)]
     if how.memory is not None:
         whole = [record for record in records if record.metric == "largest_batch_inference"]
         records = [r for r in records if any((r.variant, r.setting) == (w.variant, w.setting) for w in whole)]
@@ -62,6 +71,13 @@ def measured(run: Run, wanted: Sequence[Cell], network: Network, how: How) -> li
         (length, *_), mode = [record.setting["length"] for record in new], new[0].metric
         print(f"N {length:,}, {mode}: {len(new)} records", flush=True)
     return records
+
+
+def of_part(record: Record, network: Network, how: How) -> bool:
+    """Whether a record has the network, the device and the tokens of a part: one file holds several parts."""
+    at = record.setting
+    same = (at["hidden"], at["device"]) == (network.hidden, how.device)
+    return same and at["batch"] == max(1, how.tokens // at["length"])
 
 
 def read(path: Path, size: str, column: str) -> dict[tuple[int, int], float]:

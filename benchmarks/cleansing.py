@@ -11,8 +11,9 @@ test together (2,693 sentences, one standard error 0.6 points), its interval of 
 trained with the flips.
 
 Bar: at least 60 % of the planted are found at 60 % precision, by the score named below, and leaving out the suspicious
-is better than leaving out any. With --json a training that is in the file is not repeated. The weights of MiniLM come
-with the extra `minilm`; where they are quoted, AUM's authors (Pleiss 2020, arXiv:2001.10528) remove images of CIFAR.
+is better than leaving out any, and than leaving out none. With --json a training that is in the file is not repeated.
+The weights of MiniLM come with the extra `minilm`; where they are quoted, AUM's authors (Pleiss 2020, arXiv:2001.10528)
+remove images of CIFAR.
 """
 
 import random
@@ -227,7 +228,7 @@ def met(records: list[Record]) -> bool:
 
     recall = mean(values(SCORE, "recall"))
     cleansed, random_, flipped = (mean(values(name, "accuracy")) for name in ("cleansed", "random", "flipped"))
-    enough, better = recall >= BAR, cleansed > random_
+    enough, better = recall >= BAR, cleansed > max(random_, flipped)
     print(f"{recall:.1f} % of the planted are found at {PRECISION:.0f} % precision, at least {BAR:.0f}: {yes(enough)}")
     print(f"cleansed {cleansed:.2f} %, any left out {random_:.2f} %, flipped {flipped:.2f} %, better: {yes(better)}")
     return enough and better

@@ -49,6 +49,7 @@ LUCK = [f"errors as large, draw {draw}" for draw in range(4)]
 WORDS = Schedule(
     steps=1400, batch_size=8, learning_rate=1.5e-3, evaluate_every=200, log_every=100, save_every=100
 )  # fmt: skip
+QUICK = Schedule(steps=4, batch_size=4)
 HEALING: dict[str, Any] = {"steps": 400, "batch_size": 16, "learning_rate": 5e-4}
 
 BENCHMARK = Benchmark(
@@ -172,19 +173,26 @@ def divergence(small: LlamaForCausalLM, dense: LlamaForCausalLM, blocks: Tensor)
 def original(run: Run) -> tuple[Text, PreTrainedTokenizerFast, LlamaForCausalLM]:
     """The text, its tokenizer, and the trained model."""
     given = run.given
-    if given.model == "characters":
-        text = tinyshakespeare.load(given.characters)
-        tokenizer = train_tokenizer("characters", [text.train], max_length=LENGTH)
-        name, schedule = "swap_language_model/original" + (f"-{given.seed}" if given.seed else ""), TRAINING
-    else:
-        text = wikitext2.load(given.words)
-        tokenizer = train_tokenizer("bpe", [text.train], max_length=LENGTH, vocab_size=PIECES)
-        name, schedule = f"few_bits/words-{given.seed}", WORDS
+    if given.model == "words":
+        return of_words(given.words, given.runs, given.seed, quick=run.quick)
+    text = tinyshakespeare.load(given.characters)
+    tokenizer = train_tokenizer("characters", [text.train], max_length=LENGTH)
+    name, schedule = "swap_language_model/original" + (f"-{given.seed}" if given.seed else ""), TRAINING
     if run.quick:
-        name, schedule = f"few_bits/quick-{given.model}", Schedule(steps=4, batch_size=4)
-    torch.manual_seed(given.seed)
-    fresh = network(tokenizer, given.seed) if given.model == "characters" else larger(tokenizer)
+        name, schedule = "few_bits/quick-characters", QUICK
+    fresh = network(tokenizer, given.seed)
     return text, tokenizer, trained(text, tokenizer, given.runs / name, replace(schedule, seed=given.seed), fresh)
+
+
+def of_words(
+    folder: Path, runs: Path, seed: int, *, quick: bool
+) -> tuple[Text, PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """WikiText-2, a tokenizer of its pieces, and the Llama trained on it, in the folder of runs."""
+    text = wikitext2.load(folder)
+    tokenizer = train_tokenizer("bpe", [text.train], max_length=LENGTH, vocab_size=PIECES)
+    name, schedule = ("few_bits/quick-words", QUICK) if quick else (f"few_bits/words-{seed}", WORDS)
+    torch.manual_seed(seed)
+    return text, tokenizer, trained(text, tokenizer, runs / name, replace(schedule, seed=seed), larger(tokenizer))
 
 
 def write(row: dict[str, Tensor], file: Path) -> None:

@@ -8,9 +8,11 @@ Install the peers into a folder, and give it:
     python benchmarks/learned_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/learned_speed.jsonl]
 
 8 heads of 64, one sequence, projections left out on all sides; chunks and blocks of 64, two rounds of hashing, N / 64
-clusters with 64 queries and keys, of which a query that no cluster takes gets nothing, as in the peer. Our causal forms
-cut each bucket, the peers' the sorted sequence. Every side of a setting runs interleaved; dense attention, SDPA and
-eager, beside them. Bar: never slower than the fastest peer, and never more memory; goal: 1.5x.
+clusters with 64 queries and keys, of which a query that no cluster takes gets nothing, as in the peer, and once more
+its nearest cluster, as by default ("every query"). Our causal forms cut each bucket, the peers' the sorted sequence.
+Every side of a setting runs interleaved; dense attention, SDPA and eager, beside them up to 4,096. Bar, of each
+contest: at least as fast as the best peer at every N from 512 to 16,384 in inference and training, never more memory,
+and 1.5 times as fast on the geometric mean of these.
 """
 
 import importlib
@@ -19,12 +21,11 @@ from typing import Any
 
 import torch
 from _harness import PEERS, Benchmark, Option, Run, yes
-from attention_speed import DIM, HEADS, Call, Contest, compete, show
+from attention_speed import DIM, HEADS, LENGTHS, Call, Contest, compete, show
 from torch import Tensor, nn
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
-LENGTHS = (1024, 4096, 8192)
 SIZE, ROUNDS = 64, 2
 
 BENCHMARK = Benchmark(
@@ -37,9 +38,9 @@ BENCHMARK = Benchmark(
 
 def main(run: Run) -> bool:
     met = True
-    for contest, training, records in compete(run, contests, LENGTHS[:1] if run.quick else LENGTHS, lambda _: 7):
-        met &= show(run, contest, training, records)
-    print(f"never slower, and never with more memory, than the best peer: {yes(met)}")
+    for contest, by_mode in compete(run, contests, LENGTHS[1:2] if run.quick else LENGTHS, lambda _: 7):
+        met &= show(run, contest, by_mode)
+    print(f"every bar met: {yes(met)}")
     return met
 
 
@@ -107,6 +108,8 @@ def contests(length: int) -> tuple[Contest, ...]:
                  "transformers": partial(transformers_reformer, causal=True)}),
         Contest("routing", False, {"clusters": length // SIZE, "window": SIZE, "every_query": False},
                 {"routing-transformer": routing_transformer}),
+        Contest("routing", False, {"clusters": length // SIZE, "window": SIZE},
+                {"routing-transformer": routing_transformer}, note="every query"),
         Contest("routing", True, {"clusters": length // SIZE, "window": SIZE},
                 {"routing-transformer": partial(routing_transformer, causal=True)}),
         Contest("sinkhorn", False, {"block": SIZE}, {"sinkhorn-transformer": sinkhorn_transformer}),

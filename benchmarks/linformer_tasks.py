@@ -6,27 +6,35 @@ One masked-LM pre-training a row on WikiText-2, of a dense network and of Linfor
 to share its projections, in the same steps; each is then fine-tuned on SST-2 (6,920 sentences), IMDB (5,000 reviews,
 cut to the length), QNLI (its 5,463 dev pairs in five parts by question: three to learn from, one to judge by)
 and STS-B, for a fixed number of epochs, so that nothing is chosen by what judges. QQP is not at hand. Accuracy on test
-(STS-B: Spearman's correlation on dev); differences to the dense network of the same examples, with 95 % intervals.
+(STS-B: Spearman's correlation on dev); differences to the dense network of the same examples, with 95 % intervals. The
+mean over the tasks, and its difference, have theirs by bootstrap: 1,000 drawings of as many examples of each task, the
+same ones for all networks. Of several seeds in the file of --json a table of means follows, with Student's intervals of
+the differences by seed.
 Published beside: 512 positions, RoBERTa's text. Runs go on where they were stopped.
 """
 
 import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import torch
 from _harness import REFERENCE, RUNS, Benchmark, Option, Run, data
+from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
 from greenformers.data import Labelled
 from greenformers.data import load as load_data
+from greenformers.measure.correlation import spearman
 from greenformers.measure.device import accelerator
+from greenformers.measure.intervals import mean_interval
 from greenformers.measure.quality import paired_difference
 from greenformers.measure.record import Record
-from greenformers.train.classification import Numbered, predict
+from greenformers.train.classification import Numbered, TextRegression, predict
 from greenformers.train.run import ensure, trained
 from greenformers.train.settings import Settings
 
@@ -49,6 +57,11 @@ QUICK: dict[str, Any] = {"limit": 60, "vocabulary": 400, "hidden": 16, "feed_for
                          "evaluate_every": 4, "batch": 8}  # fmt: skip
 TASKS = {"sst2": "test", "imdb": "test", "qnli": "test", "stsb": "valid"}
 PARTS = 5
+MEAN, DRAWINGS = "mean", 1000
+Answers = dict[tuple[str, str], Tensor]
+"""What each network answers on each task, see `answered`."""
+Drawn = dict[str, NDArray[np.float64]]
+"""The mean over the tasks of each network, by drawing of examples."""
 
 BENCHMARK = Benchmark(
     __file__,
@@ -72,8 +85,8 @@ def main(run: Run) -> None:
         "qnli": by_question(given.data / "qnli_dev", runs / "qnli"),
     }  # fmt: skip
     names = ROWS if given.only is None else dict.fromkeys((DENSE, given.only))
-    right: dict[tuple[str, str], Tensor] = {}
-    scores: dict[tuple[str, str], float] = {}
+    answers: Answers = {}
+    steps = QUICK["steps"] if run.quick else PRETRAINING.steps
     for name in names:
         own = replace(PRETRAINING, folder=str(given.data / "wikitext2"), seed=given.seed, **ROWS[name])
         own = replace(own, **QUICK) if run.quick else own
@@ -83,9 +96,13 @@ def main(run: Run) -> None:
             tuned = replace(own, **TUNING | {"data": task, "folder": str(folder), "init": str(start), "limit": limit})
             tuned = replace(tuned, epochs=1) if run.quick else tuned
             ensure(start.parent / task, tuned, run.console)
-            scores[name, task], right[name, task] = judged(start.parent / task, tuned, TASKS[task])
-    run.show(shown(names, scores, right))
-    run.write(records_of(run, names, scores, right))
+            answers[name, task] = answered(start.parent / task, tuned, TASKS[task])
+    means = {name: drawn(answers, name) for name in names}
+    run.show(shown(answers, means))
+    run.write(records_of(run, answers, means, steps))
+    seeds = over_seeds(run.known(), steps)
+    if seeds is not None:
+        run.show(seeds)
     run.published("linformer_table2_downstream")
 
 
@@ -106,53 +123,116 @@ def by_question(source: Path, out: Path) -> Path:
     return out
 
 
-def judged(folder: Path, settings: Settings, split: str) -> tuple[float, Tensor]:
-    """The score of a finished run, and 1 for each example that it gets right; none of a regression."""
+def answered(folder: Path, settings: Settings, split: str) -> Tensor:
+    """What a finished run answers: whether it gets each example right (n,), or predictions and right scores (2, n)."""
     objective: Any = replace(settings, init=str(folder)).task().objective
     model = trained(folder).to(accelerator())  # type: ignore[arg-type]
-    score = objective.evaluate(model, split, 64)[objective.metric]
-    if objective.metric != "accuracy":
-        return score, torch.tensor([])
+    if isinstance(objective, TextRegression):
+        return torch.stack(objective.predicted(model, split, 64))
     guesses, labels = predict(model, Numbered(objective, split), batch_size=64, collate=objective.collate)
-    return score, guesses == labels
+    return guesses == labels
 
 
-def difference(right: dict[tuple[str, str], Tensor], name: str, task: str) -> tuple[float, float] | None:
+def score(answers: Tensor) -> float:
+    """The accuracy of answers, or Spearman's correlation, in percent."""
+    if answers.dim() == 2:
+        return 100 * spearman(answers[0].numpy(), answers[1].numpy())
+    return 100 * answers.double().mean().item()
+
+
+def mean_score(answers: Answers, name: str) -> float:
+    """The mean of a network over the tasks, in percent."""
+    return mean(score(answers[name, task]) for task in TASKS)
+
+
+def drawn(answers: Answers, name: str) -> NDArray[np.float64]:
+    """The mean of a network over the tasks in each drawing of examples, with replacement; alike for all networks."""
+    means = np.zeros(DRAWINGS)
+    for task in TASKS:
+        own, source = answers[name, task], torch.Generator().manual_seed(0)
+        size = own.shape[-1]
+        for drawing in range(DRAWINGS):
+            means[drawing] += score(own[..., torch.randint(size, (size,), generator=source)]) / len(TASKS)
+    return means
+
+
+def interval_of(values: NDArray[np.float64]) -> list[float]:
+    """The 95 % interval of drawings."""
+    return [float(end) for end in np.percentile(values, [2.5, 97.5])]
+
+
+def difference(answers: Answers, name: str, task: str) -> list[float] | None:
     """The interval of the accuracy less that of the dense network, by examples, in percent."""
-    own, dense = right[name, task], right[DENSE, task]
-    if name == DENSE or not len(own):
+    own, dense = answers[name, task], answers[DENSE, task]
+    if name == DENSE or own.dim() == 2:
         return None
-    return paired_difference(own, dense)[1:]
+    return list(paired_difference(own, dense)[1:])
 
 
-def shown(names: Any, scores: dict[tuple[str, str], float], right: dict[tuple[str, str], Tensor]) -> Table:
-    """A row for each network: scores, with intervals of the differences, and their mean."""
-    table = Table("network", *TASKS, "mean", title="Accuracy, and Spearman's correlation of stsb, %")
-    for name in names:
+def shown(answers: Answers, means: Drawn) -> Table:
+    """A row for each network: scores, with intervals of the differences; their mean, and its difference."""
+    title = "Accuracy, and Spearman's correlation of stsb, %; 95 % intervals of differences to dense"
+    table = Table("network", *TASKS, "mean, its interval", "mean less dense", title=title)
+    for name, own in means.items():
         cells = []
         for task in TASKS:
-            between = difference(right, name, task)
-            cells.append(
-                f"{scores[name, task]:.1f}" + (f" ({between[0]:+.1f} to {between[1]:+.1f})" if between else "")
-            )
-        table.add_row(name, *cells, f"{mean(scores[name, task] for task in TASKS):.1f}")
+            between = difference(answers, name, task)
+            cells.append(f"{score(answers[name, task]):.1f}" + ("" if between is None else f" ({ends(between)})"))
+        low, high = interval_of(own)
+        less = "" if name == DENSE else ends(interval_of(own - means[DENSE]))
+        table.add_row(name, *cells, f"{mean_score(answers, name):.1f} ({low:.1f} to {high:.1f})", less)
     return table
 
 
-def records_of(
-    run: Run, names: Any, scores: dict[tuple[str, str], float], right: dict[tuple[str, str], Tensor]
-) -> list[Record]:  # fmt: skip
+def ends(interval: Iterable[float]) -> str:
+    """The interval of a difference, in words."""
+    low, high = interval
+    return f"{low:+.1f} to {high:+.1f}"
+
+
+def records_of(run: Run, answers: Answers, means: Drawn, steps: int | None) -> list[Record]:
+    """The scores of all networks, with the intervals of their differences to the dense one."""
     records = []
-    for name in names:
-        for task, split in TASKS.items():
-            metric = "spearman" if task == "stsb" else "accuracy"
-            between = difference(right, name, task)
-            setting = {"data": task, "split": split, "seed": run.given.seed, "steps": PRETRAINING.steps}
-            interval = list(between) if between else None
-            records.append(
-                run.record(metric, scores[name, task], name, setting, interval=interval, to=DENSE if between else None)
-            )
+    for name, own in means.items():
+        figures = {
+            task: ("spearman" if task == "stsb" else "accuracy", score(answers[name, task]), split)
+            for task, split in TASKS.items()
+        }
+        between = {task: difference(answers, name, task) for task in TASKS}
+        figures[MEAN] = ("mean_score", mean_score(answers, name), "all")
+        between[MEAN] = None if name == DENSE else interval_of(own - means[DENSE])
+        for task, (metric, value, split) in figures.items():
+            setting = {"data": task, "split": split, "seed": run.given.seed, "steps": steps}
+            to = None if between[task] is None else DENSE
+            records.append(run.record(metric, value, name, setting, interval=between[task], to=to))
     return records
+
+
+def over_seeds(records: Iterable[Record], steps: int | None) -> Table | None:
+    """A row for each network: means over the seeds, and the interval of the difference to dense; None of one seed."""
+    values: dict[tuple[str, str], dict[int, float]] = {}
+    for record in records:
+        at = record.setting
+        if record.benchmark == BENCHMARK.name and at["steps"] == steps:
+            values.setdefault((record.variant, at["data"]), {})[at["seed"]] = record.value
+    if not any(len(by_seed) > 1 for by_seed in values.values()):
+        return None
+    table = Table("network", "seeds", *TASKS, MEAN, "mean less dense", title="Means over seeds, %; 95 % intervals")
+    for name in [name for name in ROWS if (name, MEAN) in values]:
+        by_seed, dense = values[name, MEAN], values.get((DENSE, MEAN), {})
+        less = [value - dense[seed] for seed, value in by_seed.items() if seed in dense]
+        interval = f" ({ends(mean_interval(less))})" if len(less) > 1 else ""
+        table.add_row(
+            name,
+            ", ".join(map(str, sorted(by_seed))),
+            *(_mean(values.get((name, task), {})) for task in (*TASKS, MEAN)),
+            "" if name == DENSE or not less else f"{mean(less):+.1f}{interval}",
+        )
+    return table
+
+
+def _mean(by_seed: Mapping[int, float]) -> str:
+    return f"{mean(by_seed.values()):.1f}" if by_seed else ""
 
 
 if __name__ == "__main__":

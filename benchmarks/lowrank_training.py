@@ -19,10 +19,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from _factors import begin_orthogonal, begin_spectral, by_energy, decay_products, low_rank_layers, narrowed
+from _factors import begin_orthogonal, by_energy, narrowed
 from _harness import KNOWN, Benchmark, Option, Run, data
 from rich.table import Table
 from torch import Tensor, nn
@@ -37,15 +38,15 @@ from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 from greenformers.model.config import PROJECTIONS
 from greenformers.train.causal_lm import CausalLM
+from greenformers.train.low_rank import DENSE_SHARE, begin_spectral, decay_products, factors
 from greenformers.train.optimizer import Muon, is_matrix
+from greenformers.train.rates import risen
 from greenformers.train.stream import Stream
 
 DECAY, CLIP, WARMUP = 0.01, 1.0, 0.1
 RATE, TIMES = 2e-3, (1.0, 2.0, 4.0)
 MUON = (5e-3, 1e-2, 2e-2)
 SEEDS, HALF = 3, 50_000
-AGAIN = 0.05
-"""Share of the steps in which the learning rate rises again after layers were truncated."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +136,9 @@ WAYS = {
     "factors' own average": Way("lrt", "squares are averaged over 20 steps", betas=(0.9, 0.95)),
     "Muon": Way("lrt", "orthogonalised updates of both factors", muon=True),
     "spectral, Muon": Way("lrt", "begins spectral, orthogonalised updates", muon=True, begin=begin_spectral),
-    "dense first": Way("transformer", "dense for a quarter of the steps, then truncated", dense=0.25),
-    "dense first, by energy": Way("transformer", "the same, ranks by energy", dense=0.25, energy=True),
-    "dense first, Muon": Way("transformer", "the same as dense first, with Muon", muon=True, dense=0.25),
+    "dense first": Way("transformer", "dense for a quarter of the steps, then truncated", dense=DENSE_SHARE),
+    "dense first, by energy": Way("transformer", "the same, ranks by energy", dense=DENSE_SHARE, energy=True),
+    "dense first, Muon": Way("transformer", "the same as dense first, with Muon", muon=True, dense=DENSE_SHARE),
     "in stages": Way("lrt", "four times the rank, then twice and once", stages={0.0: 4, 0.25: 2, 0.5: 1}),
     "of each head": Way("lrt", "q, k, v have factors of each head", per_head=True),
     "narrow": Way("narrow", "dense, as many parameters as low rank"),
@@ -185,11 +186,16 @@ def main(run: Run) -> bool:
     names = [only] if only in WAYS else [name for name in WAYS if name.startswith(only)]
     if not names:
         run.refuse(f"--only must begin one of {', '.join(WAYS)}")
-    size, seeds = SIZES[run.given.size], 1 if run.quick else run.given.seeds
+    seeds = 1 if run.quick else run.given.seeds
     if seeds < 1:
         run.refuse(f"--seeds must be at least 1, got {seeds}")
+    return study(run, SIZES[run.given.size], names, seeds, run.given.data)
+
+
+def study(run: Run, size: Size, names: Sequence[str], seeds: int, folder: Path) -> bool:
+    """Train some ways at a size, at every rate with the first seed and at the best with all, and show their losses."""
     steps = 8 if run.quick else size.steps
-    text = load_data(size.data, run.given.data / size.data)
+    text = load_data(size.data, folder / size.data)
     assert isinstance(text, Text)
     train, valid = text.split("train"), text.split("valid")
     tokenizer = train_tokenizer("bytes", train, max_length=size.length)
@@ -268,7 +274,7 @@ def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel
                 ranks = by_energy(weights, sum(size.rank * sum(weight.shape) for weight in weights.values()))  # type: ignore
             optimizers, since = after(way, model, one, optimizers, ranks), step
         if step in shrinks:
-            ranks = dict.fromkeys([name for name, _ in low_rank_layers(model)], shrinks[step])
+            ranks = dict.fromkeys(factors(model), shrinks[step])
             optimizers, since = after(way, model, one, optimizers, ranks), step
         share = rate_at(step, one.steps, since)
         for optimizer in optimizers:
@@ -294,8 +300,8 @@ def dense_layers(model: nn.Module) -> list[str]:
 
 def optimisers(way: Way, model: nn.Module, rate: float, slower: float) -> list[Optimizer]:
     """Those of a way: AdamW, or Muon for the matrices and AdamW for the rest; `initial_lr` is the highest rate."""
-    factors = {id(x) for _, layer in low_rank_layers(model) for x in (layer.encoder.weight, layer.decoder.weight)}
-    apart = [(x, id(x) in factors, is_matrix(name, x)) for name, x in model.named_parameters()]
+    of_layers = {id(x) for pair in factors(model).values() for x in pair}
+    apart = [(x, id(x) in of_layers, is_matrix(name, x)) for name, x in model.named_parameters()]
     usual = RATE / slower if way.muon or way.factors else rate
     groups: list[dict[str, Any]] = []
     if not way.muon:
@@ -322,7 +328,7 @@ def after(
 ) -> list[Optimizer]:  # fmt: skip
     """The optimisers after layers were truncated to these ranks, with what is known of parameters that stay."""
     known: dict[Tensor, Any] = {x: state for optimizer in before for x, state in optimizer.state.items()}
-    known |= narrowed(model, ranks, None if way.muon or way.stages else before[0])
+    known |= narrowed(model, ranks, None if way.stages else before[0])
     new = optimisers(way, model, one.rate, one.size.slower)
     for optimizer in new:
         for group in optimizer.param_groups:
@@ -334,8 +340,7 @@ def rate_at(step: int, steps: int, since: int) -> float:
     """The share of the highest rate: linear warm-up and a cosine to 0; it rises again after a truncation."""
     done = (step - WARMUP * steps) / ((1 - WARMUP) * steps)
     share = (step + 1) / max(1, round(WARMUP * steps)) if done < 0 else 0.5 * (1 + math.cos(math.pi * done))
-    again = (step - since + 1) / max(1.0, AGAIN * steps) if since else 1.0
-    return min(share, 1.0) * min(again, 1.0)
+    return min(share, 1.0) * (risen(step, steps, since) if since else 1.0)
 
 
 def best_rate(records: Sequence[Record], way: str, steps: int) -> float:

@@ -1,20 +1,30 @@
 """Translation, Multi30k English to German: the encoder-decoder dense and with LED in every map, at equal steps.
 
-    python benchmarks/multi30k.py [--blocks] [--quick] [--json results/multi30k.jsonl] [--page docs/multi30k.md]
+    python benchmarks/multi30k.py [--blocks] [--quick] [--seeds 3] [--ways lrt,narrow] [--rates 0.5,1,2]
+        [--json results/multi30k.jsonl] [--page docs/multi30k.md]
 
-BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Stopped at any moment, the same command goes on.
+BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Beside low rank stand dense networks of smaller
+width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by AdamW and by Muon. The learning rate of
+each is that of the grid with the least loss on the validation set, after a training with seed 0: AdamW's at 0.5, 1 and
+2 times 1e-3, Muon's at ten times these. With several seeds, intervals are of the mean over them, seed by seed. Time is
+that of all steps, from some of them of all networks by turns. Bar: low rank at most 1 BLEU below the dense network, in
+no more time. Stopped at any moment, the same command goes on.
+
 With --blocks also the Lite Transformer (Wu 2020, f = d) and the Evolved Transformer (So 2019, f = 4 d, two cells for
-three layers), each as wide as the parameters of the Transformer allow.
+three layers), each as wide as the parameters of the Transformer allow, by AdamW at the same grid.
 """
 
 import json
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data
+from _ways import DENSE, OPTIONS, Plan, Study, Values, Way, bar, beside, means, study, train_times, ways
 from rich.table import Table
 
 from greenformers.measure.parameters import parameters
@@ -23,12 +33,10 @@ from greenformers.measure.translation import bleu_signature
 from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
 from greenformers.train import checkpoint
 from greenformers.train.evaluate import evaluate
-from greenformers.train.run import ensure, trained
+from greenformers.train.run import trained
 from greenformers.train.settings import Settings
 
-BASELINE = "transformer"
-VARIANTS = [BASELINE, "lrt"]
-BLOCKS = ["lite", "evolved"]
+BLOCKS = ("lite", "evolved")
 SETTINGS = Settings(
     data="multi30k", vocabulary=6000, length=64, hidden=256, layers=3, decoder_layers=3, heads=4, feed_forward=1024,
     rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=1e-3, precision="bf16",
@@ -44,6 +52,7 @@ QUICK: dict[str, Any] = {
     "evaluate_every": 9,
 }
 SHOWN = 8  # sentences
+LOST = 1.0
 
 BENCHMARK = Benchmark(
     __file__,
@@ -54,47 +63,64 @@ BENCHMARK = Benchmark(
         Option("--blocks", "Lite and Evolved Transformer of as many parameters too", bool),
         Option("--runs", "run folders, to go on from", Path, RUNS / "multi30k"),
         Option("--page", "Markdown file for the table and sample translations", Path),
+        *OPTIONS,
     ),
 )
 
 
-def main(run: Run) -> None:
+def main(run: Run) -> bool:
     base = replace(SETTINGS, folder=str(run.given.folder), **(QUICK if run.quick else {}))
     runs = run.given.runs / ("quick" if run.quick else "small")
-    setting = {"data": "multi30k", "split": "test", "hidden": base.hidden, "epochs": base.epochs, "beams": 4}
-    records, texts = [], {}
-    for variant in [*VARIANTS, *(BLOCKS if run.given.blocks else [])]:
-        settings = replace(base, variant=variant)
-        if variant in BLOCKS:
-            settings = as_large(settings, runs / BASELINE)
-            run.console.print(f"{variant}: width {settings.hidden}, {settings.layers} layers on either side")
-        ensure(runs / variant, settings, run.console)
-        scores, texts[variant] = judged(runs / variant)
-        figures = {"parameters": float(parameters(trained(runs / variant)))} | scores
-        records += [run.record(name, value, variant, setting) for name, value in figures.items()]
-    records = with_ratios(records, to=BASELINE)
-    run.show(table(records))
-    run.write(records)
+    plan = Plan.asked(run, ways())
+    ran = study(run, plan, base, runs, "loss")
+    if run.given.blocks:
+        dense, blocks = ran.best[DENSE][0].folder, dict[str, Way]()
+        for name in BLOCKS:
+            blocks[name] = Way(name, more=as_large(replace(base, variant=name), dense))
+            run.console.print(f"{name}: {blocks[name].more}")
+        more = study(run, replace(plan, ways=blocks), base, runs, "loss")
+        ran = Study("loss", {**ran.tried, **more.tried}, {**ran.best, **more.best})
+    setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
+    tested = setting | {"split": "test", "beams": 4}
+    records, texts = list[Record](), dict[str, list[str]]()
+    values: dict[str, dict[str, list[float]]] = {}
+    for name, trainings in ran.best.items():
+        for seed, own in enumerate(trainings):
+            scores, written = judged(own.folder)
+            texts.setdefault(name, written)
+            figures = {"parameters": float(parameters(trained(own.folder)))} | scores
+            at = tested | {"seed": seed} | own.rates
+            records += [run.record(metric, value, name, at, seed=seed) for metric, value in figures.items()]
+            for metric, value in figures.items():
+                values.setdefault(metric, {}).setdefault(name, []).append(value)
+    records = with_ratios(records, to=DENSE, across=("learning_rate", "muon_rate"))
+    for metric in ("bleu", "chrf", "loss"):
+        records += means(run, metric, values[metric], tested)
+    times = train_times(run, ran, setting)
+    run.show(ran.table(), table(ran, values, times))
+    run.write([*ran.records(run, setting), *records, *times.values()])
     if run.given.page:
-        run.given.page.write_text(page(records, texts, run.about))
+        run.given.page.write_text(page(values, texts, run.about))
+    return bar(ran, "bleu", values["bleu"], times, "lrt", LOST) or run.quick
 
 
-def as_large(settings: Settings, baseline: Path) -> Settings:
-    """The settings of the widest network of a block that has no more parameters than the one of a finished run."""
+def as_large(settings: Settings, baseline: Path) -> dict[str, Any]:
+    """What makes settings those of the widest network of a block with no more parameters than a finished run has."""
     model = trained(baseline)
     marks = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
     given = {name: getattr(model.config, name) for name in (*marks, "max_position_embeddings")}
 
-    def of_width(d: int) -> Settings:
-        shape: dict[str, Any] = {"hidden": d, "feed_forward": d}
+    def of_width(d: int) -> dict[str, Any]:
+        shape: dict[str, Any] = {"hidden": d, "feed_forward": d, "residual": None}  # its residuals are its own
         if settings.variant == "evolved":
             cells = max(1, round(settings.layers * 2 / 3))
             shape |= {"feed_forward": 4 * d, "layers": cells, "decoder_layers": cells}
-        return replace(settings, residual=None, **shape)  # its residuals are its own
+        return shape
 
     def size(d: int) -> int:
+        sizes = replace(settings, **of_width(d)).sizes()
         with torch.device("meta"):
-            return parameters(GreenformerForSeq2SeqLM(GreenformerConfig(**given | of_width(d).sizes())))
+            return parameters(GreenformerForSeq2SeqLM(GreenformerConfig(**given | sizes)))
 
     step = 2 * settings.heads  # half of the width has the heads, or the width has twice as many
     widths = range(step, 4 * settings.hidden + 1, step)
@@ -111,31 +137,34 @@ def judged(run: Path) -> tuple[dict[str, float], list[str]]:
     return found["scores"], found["texts"]
 
 
-def table(records: list[Record]) -> Table:
-    """A row a variant."""
-    found = {(record.variant, record.metric): record for record in records}
-    metrics = list(dict.fromkeys(record.metric for record in records))
-    variants = list(dict.fromkeys(record.variant for record in records))
-    shown = Table("variant", *(METRICS[name].label for name in metrics), title=f"Multi30k en-de, {bleu_signature()}")
-    for variant in variants:
-        shown.add_row(variant, *(f"{found[variant, name].value:,.4g}" for name in metrics))
+def table(ran: Study, values: Mapping[str, Values], times: Mapping[str, Record]) -> Table:
+    """A row a way: the means over seeds, and the differences of BLEU to the dense network."""
+    shown = Table(
+        "variant", "rate", *(METRICS[name].label for name in values), "BLEU, beside transformer", "time of transformer",
+        title=f"Multi30k en-de, {bleu_signature()}",
+    )  # fmt: skip
+    for name, trainings in ran.best.items():
+        shown.add_row(
+            name, f"{trainings[0].rate:g}", *(f"{fmean(own[name]):,.4g}" for own in values.values()),
+            beside(values["bleu"], name), f"{1 / (times[name].ratio or 1):.2f}",
+        )  # fmt: skip
     return shown
 
 
-def page(records: list[Record], texts: dict[str, list[str]], about: dict[str, Any]) -> str:
+def page(values: Mapping[str, Values], texts: dict[str, list[str]], about: dict[str, Any]) -> str:
     """The table and some sentences as Markdown."""
-    found = {(record.variant, record.metric): record.value for record in records}
     lines = ["# Multi30k, English to German", "", f"Made by `{about['command']}`. {bleu_signature()}.", ""]
-    lines += ["| variant | parameters | BLEU | chrF | loss (nats a token) |", "|---|---:|---:|---:|---:|"]
+    lines += ["| variant | parameters | BLEU | to the transformer | chrF | loss (nats a token) |"]
+    lines += ["|---|---:|---:|---|---:|---:|"]
     for variant in texts:
-        figures = {name: found[variant, name] for name in ("parameters", "bleu", "chrf", "loss")}
+        figures = {name: fmean(values[name][variant]) for name in ("parameters", "bleu", "chrf", "loss")}
         lines.append(
-            f"| {variant} | {figures['parameters']:,.0f} | {figures['bleu']:.1f} | {figures['chrf']:.1f} "
-            f"| {figures['loss']:.3f} |"
+            f"| {variant} | {figures['parameters']:,.0f} | {figures['bleu']:.1f} | {beside(values['bleu'], variant)} "
+            f"| {figures['chrf']:.1f} | {figures['loss']:.3f} |"
         )
     lines += ["", "The first sentences of the test set:", ""]
-    for place in range(min(SHOWN, len(texts[BASELINE]))):
-        source, target, _ = texts[BASELINE][place].split("\n", 2)
+    for place in range(min(SHOWN, len(texts[DENSE]))):
+        source, target, _ = texts[DENSE][place].split("\n", 2)
         lines += [f"- {source}", f"  - {target}"]
         for variant in texts:
             # What a network that has hardly learnt writes may itself hold line breaks.

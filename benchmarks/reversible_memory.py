@@ -5,7 +5,8 @@
 24 layers, d 256, f 1024, 4 heads, N 2,048, batch 1, dropout 0. Peak bytes of a forward and backward pass, without
 weights and gradients; steps interleaved, medians; gradients beside those of a stack of the same weights that keeps
 everything (Kitaev 2020, arXiv:2001.04451, section 3). "segments" recomputes sqrt(l) layers at a time, of which only the
-input is kept (Chen 2016, arXiv:1604.06174, section 4.1); "recomputed" does so with every layer.
+input is kept (Chen 2016, arXiv:1604.06174, section 4.1), which no setting of training does; "recomputed", that of
+`--recompute`, does so with every layer.
 """
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@
 The recogniser of speech_augment.py that was trained with all augmentations on five speakers goes on, with the same
 settings, on strings of the sixth alone, of takes 8 to 49; all are judged on strings of takes 0 to 4, of which nothing
 is learnt: of this speaker, and of the five others, which it may forget. Steps and learning rate are chosen by nobody:
-100 steps at a third of the rate that it was trained with. Runs go on where they were stopped.
+100 steps at a third of the rate that it was trained with. Trainings go on where they were stopped.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import ensure
 from greenformers.train.stream import generator
 
-STRINGS, JUDGED, STEPS, SLOWER = (5, 20, 100), 300, 100, 3.0
+STRINGS, JUDGED, STEPS, SLOWER, TURNS = (5, 20, 100), 300, 100, 3.0, 5
 OTHERS = "the other speakers"
 
 BENCHMARK = Benchmark(
@@ -61,15 +61,16 @@ def main(run: Run) -> None:
         seconds = write(manifest, said_by(given.data, "train", count, own=True, seed=given.seed))
         run.console.print(f"{count} strings of {HELD_OUT}: {seconds:.0f} s of speech")
         ensure(folders[count], adapting(base, manifest, start, count, run.quick), run.console)
-    table = Table("strings", *judged, title="characters wrong (%)")
     records: list[Record] = []
+    table = Table("strings", *judged, title="characters wrong (%)")
     for count, folder in folders.items():
         recogniser = Recogniser.load(folder)
         cells = []
         for name, strings in judged.items():
             hypotheses = recognised(recogniser, [wave for wave, _ in strings], batch=BATCH, progress=lambda _: None)
             rates = scores(hypotheses, [text for _, text in strings])
-            setting = {"test": name, "learnt": count, "strings": len(strings), "steps": STEPS, "seed": given.seed}
+            setting = {"test": name, "learnt": count, "strings": len(strings), "seed": given.seed}
+            setting |= {"steps": STEPS if count else 0}
             records += [run.record(metric, rates[metric], "adapted", setting) for metric in ("cer", "wer")]
             cells.append(f"{rates['cer']:.2f}")
         table.add_row(str(count), *cells)
@@ -78,11 +79,14 @@ def main(run: Run) -> None:
 
 
 def said_by(folder: Path, split: str, count: int, *, own: bool, seed: int = 0) -> Strings:
-    """Strings of a split, by the new speaker or by the others; all speakers have takes in every split here."""
+    """Strings by the new speaker or by the others; all speakers have takes in every split here.
+
+    Strings to learn from are drawn anew at each turn through the split; those to be judged by are the same ever after.
+    """
     digits = spoken_digits.load(folder, valid_strings=1, test_strings=20 * JUDGED)
-    found: Strings = []
-    for index in range(digits.size(split)):
-        wave, text, about = digits.string(split, index, generator(seed, 7, index))
+    size, found = digits.size(split), Strings()
+    for index in range(size * TURNS if split == "train" else size):
+        wave, text, about = digits.string(split, index % size, generator(seed, 7, index))
         if (about["speaker"] == HELD_OUT) == own:
             found.append((wave, text))
         if len(found) == count:

@@ -10,15 +10,18 @@ the cells that a formula gives, whose coefficients are those with the least squa
 
     floats = weights + a N d + b H N M,     M = N in dense attention, k in Linformer,
 
-in one figure the same a and b for both networks; but Linformer's a is its own, beside LRT's dense network.
+in one figure the same a and b for both networks; but Linformer's a is its own, beside LRT's dense network. Figure 3.5,
+ln of LRT's memory over Linformer's, is made of the same counts.
 
 Bar: of the Low-Rank Transformer in inference 90 % of the cells within 5 % of the printed, or equal to it as printed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
+from math import log
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +31,13 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from greenformers.measure.grid import BASELINE, Cell, Network, Stack
+from greenformers.measure.grid import BASELINE, MODES, Cell, Network, Stack
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 from greenformers.measure.trace import trace
 from greenformers.report.curves import save
 from greenformers.report.heat import Field, Heat, Scale, heat_maps
-from greenformers.report.published import THESIS, fields
+from greenformers.report.published import THESIS, THESIS_LRT_LINFORMER, fields
 
 NETWORK, FLOAT = Network(), 4
 WITHIN, SHARE, ROUNDED = 0.05, 0.9, 0.005
@@ -47,7 +50,7 @@ BENCHMARK = Benchmark(
     __doc__,
     quick="lengths up to 512 alone",
     options=(
-        Option("--references", "published figures", Path, REFERENCE, needs=tuple(THESIS.values())),
+        Option("--references", "published figures", Path, REFERENCE, needs=(*THESIS.values(), THESIS_LRT_LINFORMER)),
         Option("--picture", "file the picture is drawn into", Path),
     ),
 )
@@ -75,14 +78,31 @@ class Panel(NamedTuple):
     b: float
 
 
+class Against(NamedTuple):
+    """A printed half of figure 3.5, and ours beside it: ln of LRT's memory over Linformer's, by length and rank.
+
+    Attributes:
+        mode: "inference" or "training".
+        printed: The printed numbers.
+        ours: Those of our networks, by the kind of attention.
+    """
+
+    mode: str
+    printed: Mapping[Field, float]
+    ours: Mapping[str, Mapping[Field, float]]
+
+
 def main(run: Run) -> bool:
     panels: list[Panel] = []
     for (variant, mode), file in THESIS.items():
-        printed = fields(run.given.references, file, "memory_ratio_vs_transformer")
-        printed = {(n, r): share for (n, r), share in printed.items() if not run.quick or n <= 512}
+        printed = read(run, file, "memory_ratio_vs_transformer")
         panels.append(panel(variant, mode, printed, panels[0] if variant == "linformer" else None))
-        run.write(records(run, panels[-1]))
-    run.show(shown(panels))
+        run.write(records(run, variant, mode, panels[-1].ours))
+    halves = [against(mode, read(run, THESIS_LRT_LINFORMER, f"ln_memory_ratio_{mode}")) for mode in MODES]
+    for half in halves:
+        if ("linformer", half.mode) not in THESIS:  # whose records are not there yet
+            run.write(records(run, "linformer", half.mode, shares_of_dense("linformer", half.mode, half.printed)))
+    run.show(shown(panels), beside(halves))
     if run.given.picture:
         save(picture(panels), run.given.picture)
     first = panels[0]
@@ -92,21 +112,44 @@ def main(run: Run) -> bool:
     return fine
 
 
+def read(run: Run, file: str, column: str) -> dict[Field, float]:
+    """Printed numbers by length and rank."""
+    printed = fields(run.given.references, file, column)
+    return {(n, r): number for (n, r), number in printed.items() if not run.quick or n <= 512}
+
+
 def panel(variant: str, mode: str, printed: Mapping[Field, float], dense: Panel | None) -> Panel:
     """A printed figure, with our networks and a formula beside it, whose dense network may be another figure's."""
     # In the thesis k may be greater than N; here it may not, and there is nothing to compare with.
     possible = {(n, r): share for (n, r), share in printed.items() if variant == "lrt" or r <= n}
-    ours: dict[str, dict[Field, float]] = {
-        kind: {(n, r): needed(variant, r, n, mode, kind) / needed(BASELINE, None, n, mode, kind) for n, r in possible}
-        for kind in KINDS
-    }
     grid = [(a, a, b) for a in COEFFICIENTS for b in COEFFICIENTS]
     if dense is not None:
         grid = [(a, dense.a, dense.b) for a in COEFFICIENTS]
     cells, shares = list(printed), np.array(list(printed.values()))
     best = min(grid, key=lambda own: float(np.square(formula(variant, cells, *own) - shares).sum()))
     fitted = dict(zip(possible, map(float, formula(variant, list(possible), *best)), strict=True))
-    return Panel(variant, mode, possible, ours, fitted, best[0], best[2])
+    return Panel(variant, mode, possible, shares_of_dense(variant, mode, possible), fitted, best[0], best[2])
+
+
+def against(mode: str, printed: Mapping[Field, float]) -> Against:
+    """A half of figure 3.5, with our networks beside it."""
+    possible = {(n, r): ratio for (n, r), ratio in printed.items() if r <= n}
+    ours = {
+        kind: {
+            (n, r): log(needed("lrt", r, n, mode, kind) / needed("linformer", r, n, mode, kind)) for n, r in possible
+        }
+        for kind in KINDS
+    }
+    return Against(mode, possible, ours)
+
+
+def shares_of_dense(variant: str, mode: str, cells: Iterable[Field]) -> dict[str, dict[Field, float]]:
+    """The share of the dense network's memory that ours need, by the kind of attention and by length and rank."""
+    at = list(cells)
+    return {
+        kind: {(n, r): needed(variant, r, n, mode, kind) / needed(BASELINE, None, n, mode, kind) for n, r in at}
+        for kind in KINDS
+    }
 
 
 @cache
@@ -144,17 +187,15 @@ def close(ours: Mapping[Field, float], printed: Mapping[Field, float]) -> float:
     return sum(near) / len(near)
 
 
-def records(run: Run, panel: Panel) -> list[Record]:
-    """A record of each cell and kind of attention, and of the formula."""
-    metric = f"memory_{panel.mode}"
+def records(run: Run, variant: str, mode: str, ours: Mapping[str, Mapping[Field, float]]) -> list[Record]:
+    """A record of each cell and kind of attention, from shares of the dense network's memory."""
+    metric = f"memory_{mode}"
     made = []
-    for kind, cells in panel.ours.items():
+    for kind, cells in ours.items():
         for (n, r), share in cells.items():
             setting = {"length": n, "rank": r, "batch": 1, "attention": kind}
-            value = needed(panel.variant, r, n, panel.mode, kind) / 2**20
-            made.append(
-                run.record(metric, value, panel.variant, setting, ratio=1 / share, to=BASELINE, source="counted")
-            )
+            value = needed(variant, r, n, mode, kind) / 2**20
+            made.append(run.record(metric, value, variant, setting, ratio=1 / share, to=BASELINE, source="counted"))
     return made
 
 
@@ -172,6 +213,27 @@ def shown(panels: Sequence[Panel]) -> Table:
             f"{one.a:g}", f"{one.b:g}", f"{close(one.fitted, one.printed):.0%}", f"{near(one.fitted, one.printed):.0%}",
         )  # fmt: skip
     return table
+
+
+def beside(halves: Sequence[Against]) -> Table:
+    """Figure 3.5 by length, printed and ours: means over ranks."""
+    table = Table("N", *(f"{half.mode}, {name}" for half in halves for name in ("thesis", *KINDS)))
+    table.title = "ln (memory of LRT / memory of Linformer), mean over ranks up to N (thesis, figure 3.5)"
+    for length in dict.fromkeys(n for n, _ in halves[0].printed):
+        means = [
+            mean(ratio for (n, _), ratio in cells.items() if n == length)
+            for half in halves
+            for cells in (half.printed, *half.ours.values())
+        ]
+        table.add_row(str(length), *(f"{ratio:+.1f}" for ratio in means))
+    sides = (f"{same_side(half.ours[KINDS[0]], half.printed):.0%} in {half.mode}" for half in halves)
+    table.caption = f"Ours, eager: cells on the printed side of 0: {', '.join(sides)}."
+    return table
+
+
+def same_side(ours: Mapping[Field, float], printed: Mapping[Field, float]) -> float:
+    """The share of cells in which the network that needs less is the one that does as printed; 0 is on both sides."""
+    return sum(ours[at] * ratio >= 0 for at, ratio in printed.items()) / len(printed)
 
 
 def near(ours: Mapping[Field, float], printed: Mapping[Field, float]) -> float:

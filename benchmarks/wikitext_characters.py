@@ -1,39 +1,55 @@
-"""Character language models of WikiText-2: recurrence, spans, partitions, clusters, windows, all that is before.
+"""Language models of WikiText-2, by characters or subwords: recurrence, spans, partitions, clusters, windows, an LSTM.
 
     python benchmarks/wikitext_characters.py [--quick] [--compute] [--seed N] [--json results/wikitext_characters.jsonl]
+    python benchmarks/wikitext_characters.py --tokenizer bpe [--compute] [--json results/wikitext_characters.jsonl]
 
 At equal steps; with `--compute` each model takes as many steps as those of `full` pay for in FLOPs.
 
-Every model: 3 layers of d 128, segments of 256 characters, 2,048 characters a step, the same text in the same order,
-so that what differs is what a segment sees: itself (full, sliding_window of 64 back, bp with 4 nodes a level) or what
-was before it too (transformer_xl, adaptive_span: 256 positions a layer; compressive: 128 and 32 for four each).
-An LSTM of as many parameters stands beside them, which reads the 256 characters before a segment first.
-transformer_xl without memory tells what its relative positions give, and once more what shuffled segments give, which
-a memory forbids. Scores are bits a character of the test text, the second and later ones of each segment. Models that
-remember are also scored with other lengths of memory than they were trained with: the relative effective context is
-the memory beyond which twice as much gains less than 0.5 %.
-With --json a run that is in the file is not repeated.
+Every model: 3 layers of d 128, segments of 256 tokens, 2,048 tokens a step, the same text in the same order, so that
+what differs is what a segment sees: itself (full, sliding_window of 64 back, bp with 4 nodes a level) or what was
+before it too (transformer_xl, adaptive_span: 256 positions a layer; compressive: 128 and 32 for four each). A token is
+a character, or one of 2,000 subwords. An LSTM of as many parameters stands beside them, which reads the 256 tokens
+before a segment first. transformer_xl without memory tells what its relative positions give, and once more what
+shuffled segments give, which a memory forbids. Scores are bits a character of the test text, of the second and later
+tokens of each segment; bits a subword are divided by the characters that a subword of the test text has on average.
+
+Models that remember are also scored with other lengths of memory than they were trained with; "effective" is the memory
+beyond which twice as much gains less than 0.5 %. That is a figure of one model, and counts the memory alone: tokens see
+up to 255 of their own segment besides. The relative effective context length (Dai 2019, arXiv:1901.02860, appendix C)
+is of a group of models and of all that a token sees: 8,192 tokens of the test text are scored after contexts of 64,
+128, ... 512 tokens, read from an empty memory on (32 in a row, so that the last sees 31 more). It is the first context
+of which 64 tokens more lower a model's perplexity by less than 1 %, where of each token the loss counts that is less,
+the model's own or the least of the group after the shorter context; of all tokens, or of the share of them that the
+group tells worst. Those losses are kept in the folder of --runs, and the group are all models whose losses are there.
+What has no memory sees the 256 tokens of a segment at most.
+With --json a run that is in the file is not repeated: a model whose losses are not there has no such length then.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from _harness import KNOWN, REFERENCE, SEED, Benchmark, Option, Run, data, fitted
+import torch
+import torch.nn.functional as F
+from _harness import KNOWN, REFERENCE, RUNS, SEED, Benchmark, Option, Run, data, fitted
 from _lstm import lstm
 from rich.table import Table
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
 from greenformers.measure.flops import flops
+from greenformers.measure.quality import evaluating
 from greenformers.measure.record import Record
 from greenformers.model.memory import SegmentMemory
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.fit import Schedule
-from greenformers.train.text import mean_loss
+from greenformers.train.text import encoded, mean_loss
 
 LENGTH, BATCH, STEPS = 256, 8, 700
 SIZES = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3}
@@ -56,8 +72,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "lstm": {"memory": 256, "lstm": {"d": 128, "cells": 256, "layers": 2}},
     "lstm without memory": {"lstm": {"d": 128, "cells": 256, "layers": 2}},
 }
+VOCABULARY = 2000
+"""Of subwords."""
 MEMORIES = (0, 16, 32, 64, 128, 256, 512, 1024)
 GAIN = 0.005
+CONTEXTS, SCORED, WINDOWS = tuple(range(64, 513, 64)), 32, 256
+HARD, LEAST_GAIN = (0.1, 0.5, 1.0), 0.01
+"""Shares of the tokens, those told worst, that Dai's table 8 is for; and the gain below which a context is enough."""
 CHARACTERS = {"train": 6_000_000, "valid": 10_000, "test": 120_000}
 QUICK = {"train": 60_000, "valid": 5_000, "test": 6_000}
 
@@ -71,6 +92,8 @@ BENCHMARK = Benchmark(
         SEED,
         Option("--only", "one model", choices=MODELS),
         Option("--compute", "as many FLOPs for each, in place of as many steps", bool, default=False),
+        Option("--tokenizer", "of the text", default="characters", choices=("characters", "bpe")),
+        Option("--runs", "folder of the losses by context", Path, RUNS / "wikitext_characters"),
     ),
     json=KNOWN,
 )
@@ -78,34 +101,55 @@ BENCHMARK = Benchmark(
 
 def main(run: Run) -> None:
     steps, characters = (4, QUICK) if run.quick else (STEPS, CHARACTERS)
-    equal = "compute" if run.given.compute else "steps"
+    at = place(run, steps, characters)
     names = MODELS if run.given.only is None else (run.given.only,)
     records = run.trainings(
         [(name, seed) for seed in run.seeds for name in names],
-        lambda training: (training[0], {"seed": training[1], f"equal_{equal}": steps}),
+        # Relative contexts, which tell of no training's end, have no length.
+        lambda training: (training[0], {"length": LENGTH, "seed": training[1], **at}),
         lambda training: trained(run, *training, steps, characters),
         lambda own: f"{own[0].value:.3f} bits a character, {own[1].value:.0f} s",
     )
-    run.show(*shown(records, {f"equal_{equal}": steps}))
+    run.show(*shown(records, at))
+    relative = relative_records(run, at)
+    run.write(new for new in relative if not any(is_same(new, old) for old in records))
+    if relative:
+        run.show(relative_table(relative))
+    if missing := without_losses(run, names, at):
+        print(
+            f"no losses by context are there for {', '.join(missing)}, and so no relative context: they come with a "
+            "training, by a new file for --json"
+        )
     run.published("slides_transformer_xl_enwik8", "slides_bpt_enwik8_text8", "slides_longformer_text8_enwik8")
 
 
-def objective(data: Path, characters: dict[str, int], memory: int) -> CausalLM:
-    text = load_data("wikitext2", data / "wikitext2")
+def place(run: Run, steps: int, characters: dict[str, int]) -> dict[str, int]:
+    """What of a setting tells the models that are compared from others."""
+    equal = {"equal_compute" if run.given.compute else "equal_steps": steps}
+    count = characters["train"]
+    return equal | (
+        {"characters": count} if run.given.tokenizer == "characters" else {"subwords": VOCABULARY, "text": count}
+    )
+
+
+def objective(run: Run, characters: dict[str, int], memory: int) -> CausalLM:
+    text = load_data("wikitext2", run.given.data / "wikitext2")
     assert isinstance(text, Text)
     cut = Text("wikitext2", *(text.split(split)[:count] for split, count in characters.items()))
-    return CausalLM(cut, train_tokenizer("characters", cut.train, max_length=LENGTH), LENGTH, memory=memory)
+    kind = run.given.tokenizer
+    size = VOCABULARY if kind == "bpe" else None
+    return CausalLM(cut, train_tokenizer(kind, cut.train, max_length=LENGTH, vocab_size=size), LENGTH, memory=memory)
 
 
 def trained(run: Run, name: str, seed: int, steps: int, characters: dict[str, int]) -> list[Record]:
     """Train a model and score it."""
     given = MODELS[name]
     memory = given.get("memory", 0)
-    task = objective(run.given.data, characters, memory)
+    task = objective(run, characters, memory)
     task.in_order = not given.get("shuffled", False)
     set_seed(seed)
     model, each = built(name, task), compute(name, task)
-    equal = {"equal_compute" if run.given.compute else "equal_steps": steps}
+    at = place(run, steps, characters)
     if run.given.compute:
         steps = max(1, round(steps * compute("full", task) / each))
     schedule = Schedule(
@@ -113,21 +157,120 @@ def trained(run: Run, name: str, seed: int, steps: int, characters: dict[str, in
         save_every=steps,
     )  # fmt: skip
     history = fitted(model, task, schedule, name)
-    setting = {
-        "length": LENGTH, "batch": BATCH, "steps": steps, "seed": seed, "memory": memory,
-        "characters": characters["train"], **equal,
-    }  # fmt: skip
+    setting = {"length": LENGTH, "batch": BATCH, "steps": steps, "seed": seed, "memory": memory, **at}
     parameters = sum(parameter.numel() for parameter in model.parameters())
     figures = [
-        ("bits_per_character", mean_loss(model, task, "test", BATCH) / math.log(2), setting),
+        ("bits_per_character", bits(model, task), setting),
         ("train_time", history.seconds, setting),
         ("parameters", parameters, setting),
         ("flops_training", steps * each / 1e9, setting),
     ]
-    for length in MEMORIES if memory else ():
-        bits = mean_loss(model, task, "test", BATCH, length) / math.log(2)
-        figures.append(("bits_per_character", bits, {**setting, "evaluated_with": length}))
+    figures += [
+        ("bits_per_character", bits(model, task, length), {**setting, "evaluated_with": length})
+        for length in (MEMORIES if memory else ())
+    ]
+    path = losses_file(run, name, seed, at)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"losses": context_losses(model, task, 4 if run.quick else WINDOWS, memory > 0)}, path)
     return [run.record(metric, value, name, where, seed=seed) for metric, value, where in figures]
+
+
+def bits(model: PreTrainedModel, task: CausalLM, memory: int | None = None) -> float:
+    """Bits a character of the test text; those of a subword by the characters that it has there on average."""
+    text = task.data.split("test")
+    each = len(text) / len(encoded(task.tokenizer, text))
+    return mean_loss(model, task, "test", BATCH, memory) / math.log(2) / each
+
+
+def losses_file(run: Run, name: str, seed: int, at: Mapping[str, int]) -> Path:
+    """Where the losses by context of a model are kept."""
+    words = [run.given.tokenizer, *(f"{key}{value}" for key, value in at.items()), f"seed{seed}"]
+    folder: Path = run.given.runs / "-".join(words)
+    return folder / f"{name.replace(',', '').replace(' ', '_')}.safetensors"
+
+
+def context_losses(model: PreTrainedModel, task: CausalLM, windows: int, remembers: bool) -> Tensor:
+    """Loss in nats of scored tokens of the test text, after each length of context (contexts, tokens).
+
+    Of the tokens in a row the first is told by as many before it as the context has, the others by those between, too.
+    """
+    ids = encoded(task.tokenizer, task.data.split("test")).long().to(model.device)
+    longest = max(CONTEXTS)
+    starts = torch.linspace(longest, len(ids) - SCORED, windows).long().tolist()
+    rows = torch.stack([ids[start - longest : start + SCORED] for start in starts])
+    targets = rows[:, longest:]
+    losses = []
+    with evaluating(model), torch.no_grad():
+        for length in CONTEXTS:
+            before = rows[:, longest - length : -1]
+            logits = torch.cat([last_scores(model, part, remembers) for part in before.split(32)])
+            losses.append(F.cross_entropy(logits.transpose(1, 2), targets, reduction="none").flatten().cpu())
+    return torch.stack(losses)
+
+
+def last_scores(model: PreTrainedModel, ids: Tensor, remembers: bool) -> Tensor:
+    """Scores (B, SCORED, vocabulary) of the tokens after the last positions of these (B, N)."""
+    if not remembers:
+        alone: Tensor = model(ids[:, -LENGTH:]).logits
+        return alone[:, -SCORED:]
+    memory = SegmentMemory(ids.shape[1])  # all of them
+    for segment in ids[:, :-SCORED].split(LENGTH, 1):
+        memory = model(segment, memory=memory).memory
+    scores: Tensor = model(ids[:, -SCORED:], memory=memory).logits
+    return scores
+
+
+def relative_contexts(group: Mapping[str, Tensor], share: float) -> dict[str, int]:
+    """The relative effective context length of each model, by the losses of all of them (contexts, tokens).
+
+    Args:
+        group: Losses in nats, by model.
+        share: Share of the tokens that count, those whose least loss in the group is greatest.
+    """
+    lengths = dict.fromkeys(group, CONTEXTS[-1])
+    for name, losses in group.items():
+        for index, context in enumerate(CONTEXTS[:-1]):
+            least = torch.stack([own[index] for own in group.values()]).amin(0)
+            hard = least.topk(max(1, round(share * len(least)))).indices
+            short, long = least[hard].mean(), torch.minimum(least, losses[index + 1])[hard].mean()
+            if 1 - math.exp(float(long - short)) < LEAST_GAIN:  # of the perplexity
+                lengths[name] = context
+                break
+    return lengths
+
+
+def relative_records(run: Run, at: Mapping[str, int]) -> list[Record]:
+    """The relative effective contexts of all models whose losses are kept, by seed."""
+    records = []
+    for seed in run.seeds:
+        paths = {name: losses_file(run, name, seed, at) for name in MODELS}
+        group = {name: load_file(path)["losses"] for name, path in paths.items() if path.is_file()}
+        for share in HARD if group else ():
+            for name, length in relative_contexts(group, share).items():
+                setting = {**at, "seed": seed, "hard": share, "group": len(group)}
+                records.append(run.record("effective_context", length, name, setting, seed=seed))
+    return records
+
+
+def without_losses(run: Run, names: Iterable[str], at: Mapping[str, int]) -> list[str]:
+    """The models of which the losses of a seed are not there."""
+    return [name for name in names if not all(losses_file(run, name, seed, at).is_file() for seed in run.seeds)]
+
+
+def is_same(one: Record, other: Record) -> bool:
+    """Whether two records are of one figure."""
+    return (one.metric, one.variant, one.setting) == (other.metric, other.variant, other.setting)
+
+
+def relative_table(records: list[Record]) -> Table:
+    """Relative effective contexts by seed, of the longest context at least."""
+    sizes = " or ".join(str(size) for size in sorted({record.setting["group"] for record in records}))
+    title = f"relative effective context in tokens, of {sizes} models; {CONTEXTS[-1]} is the longest tried"
+    table = Table("model", *(f"r {share}" for share in HARD), title=title)
+    for name in dict.fromkeys(record.variant for record in records):
+        row = [[r.value for r in records if (r.variant, r.setting["hard"]) == (name, share)] for share in HARD]
+        table.add_row(name, *(", ".join(f"{value:.0f}" for value in values) for values in row))
+    return table
 
 
 def built(name: str, task: CausalLM) -> PreTrainedModel:
@@ -158,27 +301,27 @@ def compute(name: str, task: CausalLM) -> float:
     return 3 * BATCH * flops(lambda: model(ids, **before))
 
 
-def scores(records: list[Record], equal: dict[str, int]) -> dict[str, list[float]]:
+def scores(records: list[Record], at: Mapping[str, int]) -> dict[str, list[float]]:
     """Bits a character of each model, of all seeds, at equal steps or equal compute."""
     found: dict[str, list[float]] = {}
     for record in records:
         own = record.metric == "bits_per_character" and "evaluated_with" not in record.setting
-        if own and record.setting.items() >= equal.items():
+        if own and record.setting.items() >= at.items():
             found.setdefault(record.variant, []).append(record.value)
     return found
 
 
-def shown(records: list[Record], equal: dict[str, int]) -> tuple[Table, Table]:
+def shown(records: list[Record], at: Mapping[str, int]) -> tuple[Table, Table]:
     """Scores of all models, and of those that remember with other lengths of memory."""
-    ((way, steps),) = equal.items()
-    title = f"after {steps} steps" if way == "equal_steps" else f"as many FLOPs as {steps} steps of full"
+    steps = at.get("equal_steps")
+    title = f"as many FLOPs as {at['equal_compute']} steps of full" if steps is None else f"after {steps} steps"
     table = Table(
         "model", "bits a character, by seed", "mean", "to full", "s of training", "TFLOP of training", title=title
     )
-    found = scores(records, equal)
+    found = scores(records, at)
     base = mean(found["full"]) if "full" in found else None
     for name, values in sorted(found.items(), key=lambda entry: mean(entry[1])):
-        own = [r for r in records if r.variant == name and r.setting.items() >= equal.items()]
+        own = [r for r in records if r.variant == name and r.setting.items() >= at.items()]
         times, work = ([r.value for r in own if r.metric == metric] for metric in ("train_time", "flops_training"))
         table.add_row(
             name,
@@ -196,7 +339,7 @@ def shown(records: list[Record], equal: dict[str, int]) -> tuple[Table, Table]:
         for length in MEMORIES:
             values = [
                 r.value for r in records
-                if r.variant == name and r.setting.items() >= {**equal, "evaluated_with": length}.items()
+                if r.variant == name and r.setting.items() >= {**at, "evaluated_with": length}.items()
             ]  # fmt: skip
             row.append(mean(values))
         longer.add_row(name, *(f"{value:.3f}" for value in row), str(effective(row)))
@@ -204,7 +347,7 @@ def shown(records: list[Record], equal: dict[str, int]) -> tuple[Table, Table]:
 
 
 def effective(bits: list[float]) -> int:
-    """The shortest memory beyond which the next one gains less than the limit."""
+    """The shortest memory beyond which the next one gains less than the limit: of one model, and of memory alone."""
     gains = [(one - other) / one for one, other in pairwise(bits)]
     return next((length for length, gain in zip(MEMORIES, gains, strict=False) if gain < GAIN), MEMORIES[-1])
 

@@ -54,6 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.slow)
     unknown = (EVERY.keys() | LONG.keys()) - tests.keys()
     assert not unknown, f"tests/thinned.py names tests that are not there: {sorted(unknown)}"
+    # What tests of export have in common is dear to make. At the beginning of a worker's share nothing is taken from it
+    # by the other, who would make it again.
+    items.sort(key=lambda item: item.path.parent.name != "export")
 
 
 def pytest_collection_finish() -> None:

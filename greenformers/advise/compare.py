@@ -1,7 +1,7 @@
 """Variants side by side: trained alike on real images, then measured at that size and as one layer of BERT-base's."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -23,13 +23,16 @@ from greenformers.measure.record import Record, with_ratios
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
-from greenformers.model.variant import slots
+from greenformers.model.variant import control, slots
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.low_rank import check, is_low_rank
 from greenformers.train.run import Stopped
 
 Progress = Callable[[str, float], None]
 
+USUAL = ("transformer", "lrt", "narrow", "linformer", "lrt+linformer")
+"""The variants that are compared where none is named."""
 BASELINE = "transformer"
 EAGER = "transformer (eager)"
 # One layer of BERT-base, the size of the Greenformers thesis (Cahyawijaya 2021, 3.2), on short and on long sequences.
@@ -82,6 +85,30 @@ class Network(Size):
         return GreenformerForSequenceClassification(self.config(variant, data))
 
 
+def usual(data: Splits, network: Network, told: Callable[[str], None]) -> list[str]:
+    """The variants that are compared where none is named, without controls of lrt that there are not at these sizes.
+
+    Args:
+        data: Labelled images.
+        network: Size of the networks.
+        told: Function that is told which control is left out, and why.
+
+    Raises:
+        ValueError: Raised where a size is out of range.
+    """
+    names = []
+    for name in USUAL:
+        if control(name) is not None:
+            network.config("lrt", data)  # raises where no variant of lrt can be
+            try:
+                network.config(name, data)
+            except ValueError as error:
+                told(f"{name} is left out: {error}")
+                continue
+        names.append(name)
+    return names
+
+
 def compare(
     data: Splits,
     variants: Iterable[str],
@@ -105,7 +132,7 @@ def compare(
         data: Labelled images.
         variants: Names of variants, see `greenformers.model.variant`; "transformer" is added if it is not among them.
         network: Size of the networks.
-        schedule: Schedule of the training.
+        schedule: Schedule of the training; its low_rank_training is for the variants that have low-rank layers.
         country: Country of the electricity, a 3-letter ISO code.
         full_size: Whether one layer of d 768 is measured too.
         about: Context of the records, see `greenformers.measure.record.context`.
@@ -132,6 +159,7 @@ def compare(
     }
     EnergyMeter(country)
     models = {name: network.build(name, data, schedule.seed) for name in names}
+    schedules = _schedules(models, schedule, ImageClassification(data))
     sizes = {"train": len(data.train), "test": len(data.test)}
     settled = {key: value for key, value in about.items() if key != "time"}
     unfinished.begin([names, asdict(network), asdict(schedule), setting, sizes, country, full_size, settled])
@@ -140,7 +168,7 @@ def compare(
     for number, (name, model) in enumerate(models.items()):
         part = unfinished.records(number, about)
         if part is None:
-            part, right[name] = _learnt(name, model, data, schedule, setting, right, country, about, console)
+            part, right[name] = _learnt(name, model, data, schedules[name], setting, right, country, about, console)
             unfinished.keep(number, part, model, right[name])
         else:
             right[name] = unfinished.load(number, model)
@@ -160,6 +188,22 @@ def compare(
             unfinished.keep(number, part)
         records += part
     return with_ratios(records, to=BASELINE)
+
+
+def _schedules(
+    models: Mapping[str, GreenformerForSequenceClassification], schedule: Schedule, task: ImageClassification
+) -> dict[str, Schedule]:
+    """The schedule of each network: low_rank_training is for low-rank layers alone.
+
+    Raises:
+        ValueError: Raised where it has no effect, or is not for one of the networks.
+    """
+    way, low = schedule.low_rank_training, [name for name, model in models.items() if is_low_rank(model)]
+    if way != "adamw" and not low:
+        raise ValueError(f"low_rank_training {way} is for low-rank layers, and no variant has any: {', '.join(models)}")
+    for name in low:
+        check(models[name], way, schedule.stream(task).steps)
+    return {name: schedule if name in low else replace(schedule, low_rank_training="adamw") for name in models}
 
 
 def _learnt(

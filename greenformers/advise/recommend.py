@@ -18,7 +18,7 @@ from greenformers.advise.prices import Prices
 from greenformers.advise.work import Amounts
 from greenformers.measure.bench import NAMES, call
 from greenformers.measure.device import device_of
-from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, possible, variants
+from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, possible, refusal, variants
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import Record
 
@@ -114,17 +114,17 @@ def recommend(
     chosen = list(variants()) if names is None else list(names)
     reasons = {name: possible(name, need.network.causal) for name in chosen}
     can = [name for name in chosen if reasons[name] is None and name != BASELINE]
-    candidates = [cell for cell in cells(can, [need.length], ranks, need.network) if "eager" not in cell.variant]
+    every = [cell for cell in cells(can, [need.length], ranks, need.network) if "eager" not in cell.variant]
+    unfit = {cell: reason for cell in every if (reason := refusal(cell, need.network)) is not None}
+    candidates = [cell for cell in every if cell not in unfit]
     amounts = Amounts(need.network, need.batch, need.mode, need.device)
     rows = []
     for number, cell in enumerate(candidates):
         rows.append(_row(need, cell, amounts, prices[need.mode], records))
         progress("estimating", (number + 1) / len(candidates))
-    return ordered(rows) + [
-        Row(Cell(name, None, need.length), float("nan"), "", float("nan"), 0, refused=reason)
-        for name, reason in reasons.items()
-        if reason is not None
-    ]
+    unfit |= {Cell(name, None, need.length): reason for name, reason in reasons.items() if reason is not None}
+    nan = float("nan")
+    return ordered(rows) + [Row(cell, nan, "", nan, 0, refused=reason) for cell, reason in unfit.items()]
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:

@@ -56,8 +56,8 @@ class Performer(Kernelized):
             "relu": phi(x) = max(w x / D^1/4, 0) + 1e-3, which is no estimate of softmax attention (4.2).
         orthogonal: Whether rows are orthogonal, D at a time, which reduces the variance (theorem 2).
         redraw: Number of training steps after which `update_` draws new rows (section 4.2); None: never. A small
-            network loses 0.2 nats a byte at a draw, for some 200 steps (docs/studies.md), so training should not end on
-            one.
+            network loses 0.28 nats a byte at a draw, most of it for some 200 steps (docs/studies/language-models.md):
+            training should not end on one.
         seed: Seed of the rows, with the layer.
         chunk: Number of positions taken at a time; the output does not depend on it. By default as many as fit a cache.
 

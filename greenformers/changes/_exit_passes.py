@@ -219,8 +219,9 @@ def selected(value: Any, count: int, rows: Tensor, shared: Sequence[str] = (), n
         return value.index_select(0, rows) if value.dim() and len(value) == count and name not in shared else value
     if isinstance(value, dict):
         return {key: selected(part, count, rows, shared, f"{name}.{key}") for key, part in value.items()}
-    if type(value) in (tuple, list):
-        return type(value)(selected(part, count, rows, shared, f"{name}.{place}") for place, part in enumerate(value))
+    if _is_sequence(value):
+        parts = (selected(part, count, rows, shared, f"{name}.{place}") for place, part in enumerate(value))
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
     return value
 
 
@@ -231,6 +232,11 @@ def named(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, dict):
         for key, part in value.items():
             yield from named(part, f"{name}.{key}")
-    elif type(value) in (tuple, list):
+    elif _is_sequence(value):
         for place, part in enumerate(value):
             yield from named(part, f"{name}.{place}")
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether a value is a list, a tuple or a named tuple, as the angles of rotary positions are."""
+    return type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_make"))

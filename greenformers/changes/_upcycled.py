@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from greenformers.blocks import Block
 from greenformers.changes._paths import check_keys, check_paths, located
 from greenformers.feed_forward import FeedForward
 from greenformers.feed_forward.gated import Gated
@@ -137,7 +138,7 @@ def layers(model: nn.Module, example: Any) -> list[Layer]:
     """The feed-forward layers of a network in the order of execution.
 
     Raises:
-        ValueError: There are none that experts could be copies of.
+        ValueError: There are none that experts could be copies of, or they stand in blocks, which return no loss.
     """
     from greenformers.solve.feed_forward import feed_forwards
 
@@ -146,8 +147,19 @@ def layers(model: nn.Module, example: Any) -> list[Layer]:
         own = [Layer(path) for path in blocks if fits(model.get_submodule(path))]
         if not own:
             raise ValueError(f"{type(model).__name__} has no dense feed-forward blocks")
+        _check_losses(model)
         return own
     return [Layer(layer.second, tuple(layer.first)) for layer in feed_forwards(model, example)]
+
+
+def _check_losses(model: nn.Module) -> None:
+    """Raise ValueError where feed-forward blocks stand in layers that return no loss, see `Size.make_feed_forward`."""
+    for layer in model.modules():
+        if isinstance(layer, Block) and any(isinstance(part, FeedForward) for part in layer.modules()):
+            raise ValueError(
+                "block must be standard, whose layers return the loss that balances experts; "
+                f"got {type(layer).__name__.lower()}"
+            )
 
 
 def fits(block: nn.Module) -> bool:

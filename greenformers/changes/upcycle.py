@@ -70,8 +70,8 @@ class Upcycle(Change):
         """Put experts in place of feed-forward layers.
 
         Raises:
-            ValueError: There are no feed-forward layers, or the network computes something else with experts: something
-                else reads the neurons of a layer.
+            ValueError: There are no feed-forward layers, they stand in blocks, which return no loss, or the network
+                computes something else with experts: something else reads the neurons of a layer.
         """
         import torch
 

@@ -57,6 +57,7 @@ def arena(
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
+    from greenformers.report.published import SURVEY, absent
     from greenformers.train.processes import apart, first_process
 
     terminal.quiet()
@@ -91,6 +92,8 @@ def arena(
         append(results, records)
     page = write(plan, records, out / "report", references)
     told(f"report: {page}")
+    if line := absent(references, (SURVEY,)):
+        told(line)
     for failure in failures:
         told(f"not done: {failure}")
     if failures:

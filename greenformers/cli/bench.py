@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +10,11 @@ from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Country
 from greenformers.cli._options import from_fields
 from greenformers.measure.bench_options import How, Network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from greenformers.measure.grid import Cell
 
 ORDER = 80
 GROUP = "Measure and choose"
@@ -25,7 +30,8 @@ def bench(
     variants: Annotated[
         str | None,
         typer.Option(
-            help="Variants, with commas: lrt, an attention mechanism, or both, as lrt+linformer; by default all."
+            help="Variants, with commas: lrt, an attention mechanism, or both, as lrt+linformer; narrow or "
+            "narrow_flops, a dense network of smaller width with as many parameters or FLOPs as lrt; by default all."
         ),
     ] = None,
     lengths: Annotated[str, typer.Option(help="Sequence lengths in tokens, with commas.")] = "16,64,256,1024,4096",
@@ -50,17 +56,22 @@ def bench(
     """Measure variants over lengths and ranks beside dense attention, and draw the figures of Cahyawijaya 2021."""
     from greenformers.measure.bench import bench as run
     from greenformers.measure.bench import setting
-    from greenformers.measure.grid import cells
+    from greenformers.measure.grid import cells, refusal
     from greenformers.measure.grid import variants as every
     from greenformers.measure.record import append, context, read
+    from greenformers.report.published import STUDY, absent
     from greenformers.report.study import write
 
     terminal.quiet()
     console = terminal.console()
     how = replace(how, memory=None if memory is None else memory * 2**30, country=country if energy else None)
     chosen = every(network.causal) if variants is None else [name.strip() for name in variants.split(",")]
-    grid = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
+    asked = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
     terminal.check_writable(results)
+    reasons = {cell: reason for cell in asked if (reason := refusal(cell, network)) is not None}
+    for line in _left_out(reasons):
+        console.print(line, markup=False, soft_wrap=True)
+    grid = [cell for cell in asked if cell not in reasons]
     records = read(results) if results.exists() else []
     with terminal.Steps(console) as steps:
         for measured in run(grid, network, how, context(terminal.command(), how.seed), records, steps):
@@ -70,3 +81,13 @@ def bench(
     names = {(cell.variant, str(setting(cell, network, how))) for cell in grid}
     page = write([record for record in records if (record.variant, str(record.setting)) in names], out, published)
     console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)
+    if line := absent(published, STUDY):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _left_out(reasons: "Mapping[Cell, str]") -> "Iterator[str]":
+    """A line for each variant and rank that cannot be, with its lengths and its reason."""
+    lengths: dict[str, list[str]] = {}
+    for cell, reason in reasons.items():
+        lengths.setdefault(f"{cell.name}: {reason}", []).append(str(cell.length))
+    return (f"left out at N {', '.join(own)}: {line}" for line, own in lengths.items())

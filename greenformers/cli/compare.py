@@ -28,15 +28,24 @@ def compare(
     limit: Annotated[int | None, typer.Option(help="Largest number of training, and of test examples.")] = None,
     pool: Annotated[int, typer.Option(help="Side of the squares of pixels that are averaged into one.")] = 1,
     variants: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Variants, with commas: transformer, lrt, an attention mechanism, or both, as lrt+linformer."
+            help="Variants, with commas: transformer, lrt, an attention mechanism, or both, as lrt+linformer; narrow "
+            "or narrow_flops, a dense network of smaller width with as many parameters or FLOPs as lrt; by default "
+            "transformer,lrt,narrow,linformer,lrt+linformer, without narrow where it would be too narrow."
         ),
-    ] = "transformer,lrt,linformer,lrt+linformer",
+    ] = None,
     size: Size,
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 25,
     batch: Batch = 64,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
+    low_rank_training: Annotated[
+        str,
+        typer.Option(
+            help="Way to train the variants with low-rank layers: adamw, as all others; muon, spectral or dense_first; "
+            "see `greenformers train --help`."
+        ),
+    ] = "adamw",
     seed: Annotated[
         int, typer.Option(help="Seed of the initial weights, of the order of the examples and of dropout.")
     ] = 0,
@@ -51,7 +60,7 @@ def compare(
 
     A run that was stopped goes on with the same command.
     """
-    from greenformers.advise.compare import Network
+    from greenformers.advise.compare import Network, usual
     from greenformers.advise.compare import compare as run
     from greenformers.advise.unfinished import Unfinished
     from greenformers.data import load_images
@@ -62,16 +71,22 @@ def compare(
 
     terminal.quiet()
     console = terminal.console()
-    schedule = Schedule(epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed)
+    schedule = Schedule(
+        epochs=epochs, batch_size=batch, learning_rate=learning_rate, low_rank_training=low_rank_training, seed=seed
+    )
     network = Network(**vars(size))
     splits = load_images(data, folder, limit, pool, seed)
+    if variants is None:
+        names = usual(splits, network, lambda words: console.print(words, markup=False, soft_wrap=True))
+    else:
+        names = [name.strip() for name in variants.split(",")]
     out.mkdir(parents=True, exist_ok=True)
     terminal.check_writable(results)
     unfinished = Unfinished(out / "unfinished")
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
         records = run(
             splits,
-            [name.strip() for name in variants.split(",")],
+            names,
             network,
             schedule,
             country=country,

@@ -20,13 +20,14 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from greenformers._torch import leaves
 from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport, Report, Step, UnitReport
 from greenformers.checkpoint.place import settle
 from greenformers.checkpoint.structure import mark, structure
 from greenformers.compress.block_work import AROUND, Part, Work
-from greenformers.compress.blocks import Arguments, Blocks, Section, read_tensors
+from greenformers.compress.blocks import Blocks, Embed, Section, read_tensors
 from greenformers.compress.states import Inputs, Outputs, States
 from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
@@ -84,7 +85,7 @@ class Walk:
         self.blocks, self.changes, self.batches, self.work = blocks, changes, batches, work
         self.seed, self.progress = seed, progress
         self.masks = [_padding(batch) for batch in batches]
-        self.arguments: list[list[Arguments]] = []
+        self.calls = work.calls()
         self.stated = 0
         # Only the first change is made of the network as it was; what trains learns what that gave.
         self.compares = changes[0].reads_original or any(change.trains for change in changes)
@@ -111,6 +112,7 @@ class Walk:
         self.blocks.learn(batch, first)
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             states, arguments = embed(batch)
+            called = self._called(embed)
         given = {"hidden_states": states, "arguments": self.blocks.of(0, arguments)}
         mask = _padding(batch)
         calibration = [given if mask is None else {**given, "attention_mask": mask}]
@@ -126,6 +128,7 @@ class Walk:
         width, itemsize = states.shape[-1], states.element_size()
         tokens = sum(batch[IDS].numel() for batch in self.batches)
         disk = 2 * (1 + self.compares) * tokens * width * itemsize + sum(map(self.blocks.bytes, self._numbers))
+        disk += called
         self.stated = held + self._working(first, width)
         available = shutil.disk_usage(self.work.folder.parent).free
         there = sum(path.stat().st_size for path in self.work.folder.rglob("*") if path.is_file())
@@ -177,6 +180,20 @@ class Walk:
             3 * largest + self._learning(block, passed),
         )
         return int(working + 2 * STATISTICS)
+
+    def _called(self, embed: Embed) -> int:
+        """Bytes of what blocks are called with for all batches, of which the first of each shape is embedded."""
+        sizes: dict[tuple[torch.Size, bool], int] = {}
+        size = 0
+        for batch, mask in zip(self.batches, self.masks, strict=True):
+            # A mask of pairs of positions may be missing where nothing is padding.
+            form = (batch[IDS].shape, mask is None or bool(mask.all()))
+            if form not in sizes:
+                _, arguments = embed(batch)
+                tensors = {id(leaf): leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)}
+                sizes[form] = sum(x.numel() * x.element_size() for x in tensors.values())
+            size += sizes[form]
+        return size
 
     def _solving(self, weights: Sequence[tuple[int, ...]], passed: int) -> int:
         """Most bytes that solvers hold of one of these weights (m, n).
@@ -237,7 +254,7 @@ class Walk:
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             for number, batch in enumerate(self.batches):
                 hidden, arguments = embed(batch)
-                self.arguments.append(arguments)
+                self.calls.add(arguments, write=number in self.own)
                 if number in self.own and not (begun or states.has(number)):
                     states.write(number, hidden)
                 self.progress("embedding", (number + 1) / len(self.batches))
@@ -245,7 +262,7 @@ class Walk:
 
     def _inputs(self, number: int, *, original: bool = False) -> Inputs:
         states = self.work.states(number, original=original and number > 0)
-        return Inputs(states, [self.blocks.of(number, by_block) for by_block in self.arguments], self.masks)
+        return Inputs(states, self.calls, self.blocks.sections[number], self.masks)
 
     def _pass(self, network: nn.Module, inputs: Inputs, states: States) -> None:
         """Write what a section gives."""

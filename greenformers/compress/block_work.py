@@ -14,7 +14,7 @@ from torch import Tensor
 
 from greenformers.compress.blocks import read_tensors
 from greenformers.compress.from_disk import INDEX
-from greenformers.compress.states import States
+from greenformers.compress.states import Calls, States
 
 AROUND = "around"
 """Name of the part before and behind the blocks."""
@@ -78,6 +78,10 @@ class Work:
     def states(self, number: int, *, original: bool = False) -> States:
         """The hidden states that a section reads: from the changed blocks before it, or the original ones."""
         return States(self.folder / f"{'original' if original else 'changed'}-{number}")
+
+    def calls(self) -> Calls:
+        """What the blocks are called with besides hidden states."""
+        return Calls(self.folder / "calls")
 
     def file(self, number: int | None) -> Path:
         """The tensors of a finished part."""

@@ -57,7 +57,8 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     """
     parts: dict[str, Examples] = {}
     for part, path in _own(job).items():
-        learnt, judged = read_examples(path, reader.kind)
+        # What calibrates is drawn, and of a large file no more is held.
+        learnt, judged = read_examples(path, reader.kind, job.limit if part == "calibration" else None)
         parts[part] = judged if part == "judging" and judged is not None else learnt
         if part == "calibration":
             parts |= split(parts[part], [part], job.seed, job.limit)

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ def read(
             raise AudioError(f"{path}: has no part from {start} s to {'its end' if end is None else f'{end} s'}")
         if channel is not None and not 0 <= channel < file.channels:
             raise AudioError(f"{path}: has {file.channels} channels, no channel {channel}")
-        return _resampled(np.concatenate(list(_blocks(file, path, first, last, channel))), file.samplerate, rate)
+        return resampled(np.concatenate(list(_blocks(file, path, first, last, channel))), file.samplerate, rate)
 
 
 def pieces(path: str | Path, longest: float, *, rate: int = RATE) -> Iterator[tuple[float, Tensor]]:
@@ -118,8 +118,49 @@ def _pieces(path: Path, longest: float, rate: int) -> Iterator[tuple[float, Tens
     with _opened(path) as file:
         own_rate, start = file.samplerate, 0
         for part in _parts(_blocks(file, path), longest, own_rate):
-            yield start / own_rate, _resampled(part, own_rate, rate)
+            yield start / own_rate, resampled(part, own_rate, rate)
             start += len(part)
+
+
+def chunks(path: str | Path, seconds: float) -> tuple[int, Iterator[NDArray[np.float64]]]:
+    """The sampling rate of a sound, and its samples, mono, as many seconds at a time; the last chunk has what is left.
+
+    Nothing is resampled, as a chunk has no meaning by itself. Raises as `read` does, where the fault lies.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        rate = file.samplerate
+    return rate, _chunks(path, max(1, round(seconds * rate)))
+
+
+def _chunks(path: Path, size: int) -> Iterator[NDArray[np.float64]]:
+    with _opened(path) as file:
+        blocks, held = _blocks(file, path), np.empty(0)
+        while len(held := _filled(held, blocks, size)):
+            yield held[:size]
+            held = held[size:]
+
+
+def raw(source: BinaryIO, seconds: float, rate: int) -> Iterator[NDArray[np.float64]]:
+    """Samples of a stream of raw ones, 16 bits, little-endian, mono, as many seconds at a time, as they come.
+
+    Raises:
+        AudioError: There are none, or half a sample at the end.
+        ValueError: The rate is out of its range.
+    """
+    check_rate(rate)
+    return _raw(source, 2 * max(1, round(seconds * rate)))
+
+
+def _raw(source: BinaryIO, size: int) -> Iterator[NDArray[np.float64]]:
+    done = 0
+    while data := source.read(size):
+        done += len(data)
+        if len(data) % 2:
+            raise AudioError(f"raw samples have 2 bytes each, got {done} bytes")
+        yield np.frombuffer(data, dtype="<i2").astype(np.float64) / 2**15
+    if not done:
+        raise AudioError("raw samples: there are none")
 
 
 def parts(waveform: Tensor, longest: float, *, rate: int = RATE) -> Iterator[Tensor]:
@@ -161,7 +202,8 @@ def _quietest(samples: NDArray[np.float64], first: int, last: int, rate: int) ->
     return first + place * step + _WINDOW * step // 2
 
 
-def _resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor:
+def resampled(samples: NDArray[np.float64], own_rate: int, rate: int) -> Tensor:
+    """Samples (n,) at another rate: (ceil(n rate / own_rate),), float32."""
     if own_rate != rate:
         # Slow to import, and not needed for files that have this rate already.
         signal: Any = needed("sound of another rate", "speech", "scipy", "scipy.signal")

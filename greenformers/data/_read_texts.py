@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,34 @@ from greenformers.data._texts import Texts
 
 MOST = 200_000
 """Texts of a source that are held at most; of more, so many are drawn."""
+LARGEST = 2**28
+"""Bytes of a source that are held at most."""
+ENOUGH = 2**24
+"""Bytes that are held at most beyond the number of texts that is enough, where one is named."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much of a source is held.
+
+    Attributes:
+        texts: Largest number of texts; None for all of them, however many bytes they have.
+        enough: Number of texts that are of use; beyond them no more than `ENOUGH` bytes are held. None for all.
+    """
+
+    texts: int | None
+    enough: int | None = None
+
+    def fit(self, texts: int, size: int) -> bool:
+        """Whether so many texts of so many bytes in all may be held; a single one always may."""
+        if self.texts is None or texts == 1:
+            return True
+        enough = self.texts if self.enough is None else self.enough
+        return texts <= self.texts and size <= LARGEST and (texts <= enough or size <= ENOUGH)
+
+    def lacking(self, texts: int) -> bool:
+        """Whether so many texts, of a source that has more, are fewer than are of use: their bytes decided."""
+        return self.texts is not None and texts < min(self.texts, self.enough or self.texts)
 
 
 @dataclass(frozen=True)
@@ -41,33 +70,41 @@ COLUMNS = (
 """What a source of texts may hold; the first whose columns are all there is read, and further columns are not."""
 
 
-def read_texts(path: Path) -> tuple[Texts, Texts | None]:
+def read_texts(path: Path, enough: int | None = None) -> tuple[Texts, Texts | None]:
     """Texts to learn from, and texts to judge by where the source has a split of its own for them.
 
     The source is a file .txt with one text a line; a table .tsv with a header; .jsonl with an object a line (all of
     them plain, .gz or .xz); .parquet; a folder of such files, see `in_folder`; or hf://datasets/NAME[:CONFIGURATION], a
-    data set of the hub, which is fetched row by row in an order shuffled by seed, until there are `MOST` texts.
+    data set of the hub, which is fetched row by row in an order shuffled by seed, until there are as many as are held.
 
     Columns are sentence1, sentence2 and score (pairs and how alike they are); sentence or text, and label (a class as a
     whole number); text alone; or source and target (the texts that an encoder-decoder reads and writes). Of more than
-    `MOST` texts so many are drawn, all of them as likely, always the same; the name says so.
+    `MOST` texts, or of more than `LARGEST` bytes, so many are drawn, always the same; the name says so. All are as
+    likely where their number decides, longer ones less so where their bytes do.
+
+    Args:
+        path: The source.
+        enough: Number of texts that the caller takes at most; of a source of more than `ENOUGH` bytes no more than so
+            many texts, or bytes, are held. None where all are of use.
 
     Raises:
         ValueError: The source holds no text, or is damaged; the message never shows a text.
         OSError: It cannot be read.
     """
-    name = hub_name(path)
+    name, bounds = hub_name(path), Bounds(MOST, enough)
     if name is not None:
-        return _of_hub(name)
+        return _of_hub(name, bounds)
     if not path.is_dir():
-        return _read(path.name, [of_file(path)], most=MOST), None
+        return _read(path.name, [of_file(path)], bounds), None
     learnt, judged = in_folder(path)
-    texts = _read(path.name, [of_file(file) for file in learnt], most=MOST)
+    texts = _read(path.name, [of_file(file) for file in learnt], bounds)
     splits = ([of_file(file) for file in files] for files in judged)
     # A test split may withhold its labels; the validation split then judges.
     kind = _kind(of_file(learnt[0]))
     others = next((files for files in splits if _shown(files, kind.label)), None)
-    return texts, None if others is None else _read(f"{path.name}, to judge by", others, most=MOST)
+    if others is None:
+        return texts, None
+    return texts, _read(f"{path.name}, to judge by", others, bounds)
 
 
 def every_text(path: Path) -> Texts:
@@ -77,13 +114,13 @@ def every_text(path: Path) -> Texts:
         ValueError: The file holds no text, or is damaged; the message never shows a text.
         OSError: It cannot be read.
     """
-    return _read(path.name, [of_file(path)], most=None)
+    return _read(path.name, [of_file(path)], Bounds(None))
 
 
-def _of_hub(name: str) -> tuple[Texts, Texts | None]:
-    splits = {part: Stream(f"{name} {part}", split, MOST) for part, split in streamed(name).items()}
+def _of_hub(name: str, bounds: Bounds) -> tuple[Texts, Texts | None]:
+    splits = {part: Stream(f"{name} {part}", split, MOST, bounds.fit) for part, split in streamed(name).items()}
     kind = _kind(splits.get("train") or next(iter(splits.values())))
-    read = {part: _read(rows.name, [rows], most=None) for part, rows in splits.items() if _shown([rows], kind.label)}
+    read = {part: _read(rows.name, [rows], bounds) for part, rows in splits.items() if _shown([rows], kind.label)}
     if not read:
         raise ValueError(f"{name}: every split withholds its labels")
     judged = read.get("test") or read.get("valid")
@@ -105,13 +142,13 @@ def _shown(sources: Sequence[Rows], label: str | None) -> bool:
     return value is not None and (label != "label" or str(value) not in ("-1", "-1.0"))
 
 
-def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:
-    """The texts of sources that hold columns of the same kind; of more than `most` texts so many are drawn.
+def _read(name: str, sources: Sequence[Rows], bounds: Bounds) -> Texts:
+    """The texts of sources that hold columns of the same kind; of more than the bounds allow so many are drawn.
 
     Args:
         name: Name of them all.
         sources: The sources.
-        most: Largest number of texts; None for all.
+        bounds: How much of the sources is held.
     """
     kinds = [_kind(rows) for rows in sources]
     for rows, other in zip(sources, kinds, strict=True):
@@ -121,11 +158,14 @@ def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:
                 f"{', '.join(kinds[0].names)}: files of a folder must have the same"
             )
     kind, stream = kinds[0], ((rows, number, raw) for rows in sources for number, raw in rows.raw())
-    held, count = drawn(stream, most)
+    held, count = drawn(stream, None, size=lambda row: row[0].size(row[2]), fits=bounds.fit)
+    number = len(held)
     label = score_reader(-1e9, 1e9) if kind.label == "score" else _class
     segments: list[tuple[str, ...]] = []
     labels: list[float] = []
-    for rows, number, raw in held:
+    held.reverse()
+    while held:  # a text takes memory either as it was read or as it is decoded
+        rows, place, raw = held.pop()
         try:
             row = rows.read(raw)
             texts = tuple(_text(row, column) for column in kind.segments)
@@ -134,11 +174,15 @@ def _read(name: str, sources: Sequence[Rows], *, most: int | None) -> Texts:
             if kind.label is not None:
                 labels.append(label(_field(row, kind.label)))
         except ValueError as error:
-            raise ValueError(f"{rows.name}, {rows.unit} {number}: {error}") from None
+            raise ValueError(f"{rows.name}, {rows.unit} {place}: {error}") from None
         segments.append(texts)
     if not segments:
         raise ValueError(f"{name} holds no text")
-    name = name if count == len(held) else f"{name} ({len(held):,} of {count:,} texts)"
+    if number < count or any(rows.cut for rows in sources):
+        which = f"{number:,} of {count:,} texts" if number < count else f"the first {number:,} texts"
+        if bounds.lacking(number):
+            warnings.warn(f"{name}: {which} are read, as many as {LARGEST / 2**20:g} MiB hold", stacklevel=3)
+        name = f"{name} ({which})"
     return Texts(name, segments, None if kind.label is None else labels, translated=kind.translated)
 
 

@@ -1,7 +1,7 @@
 """Rows of texts, one after the other: of .txt, .tsv, .jsonl, .parquet, of folders of such files, of the hub.
 
 A row is read when it is asked for: a corpus is never held in memory, however large it is. What is held of it are the
-rows that `drawn` takes.
+rows that `drawn` takes, bounded in number and in bytes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import islice
-from math import exp, log1p
+from operator import itemgetter
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -39,11 +39,13 @@ class Rows(ABC):
         name: Name of the source.
         columns: Names of the columns.
         unit: What a number of `raw` counts.
+        cut: Whether rows were left when they were last read to the end, as more would not fit.
     """
 
     name: str
     columns: tuple[str, ...]
     unit = "line"
+    cut = False
 
     @abstractmethod
     def raw(self) -> Iterator[tuple[int, Any]]:
@@ -56,6 +58,10 @@ class Rows(ABC):
         Raises:
             ValueError: The row is damaged; the message never shows it.
         """
+
+    def size(self, raw: Any) -> int:
+        """Bytes of the texts of a row, about."""
+        return sum(len(value) for value in raw.values() if isinstance(value, str))
 
 
 class Lines(Rows):
@@ -73,6 +79,9 @@ class Lines(Rows):
 
     def read(self, raw: bytes) -> Row:
         return {"text": _decoded(raw).strip()}
+
+    def size(self, raw: bytes) -> int:
+        return len(raw)
 
 
 class Table(Lines):
@@ -148,18 +157,25 @@ class Stream(Rows):
         name: Name of the data set and the split.
         split: A `datasets.IterableDataset`.
         most: Rows after which it ends.
+        fits: Function that says whether so many rows of so many bytes in all may be read; it ends before others.
     """
 
     unit = "row"
     BUFFER = 10_000
     """Rows that the library holds, of which the next one is drawn."""
 
-    def __init__(self, name: str, split: Any, most: int) -> None:
-        self.name, self._split, self._most = name, split, most
+    def __init__(self, name: str, split: Any, most: int, fits: Callable[[int, int], bool] = lambda *_: True) -> None:
+        self.name, self._split, self._most, self._fits = name, split, most, fits
         self.columns = tuple(split.column_names or next(iter(split), {}))
 
     def raw(self) -> Iterator[tuple[int, Row]]:
-        return islice(enumerate(self._split.shuffle(seed=0, buffer_size=self.BUFFER), 1), self._most)
+        total, self.cut = 0, False
+        for number, row in enumerate(self._split.shuffle(seed=0, buffer_size=self.BUFFER), 1):
+            total += self.size(row)
+            self.cut = number > self._most or not self._fits(number, total)
+            if self.cut:
+                return
+            yield number, row
 
     def read(self, raw: Row) -> Row:
         return raw
@@ -240,27 +256,36 @@ def hub_name(path: Path) -> str | None:
     return address.removeprefix(HUB) if address.startswith(HUB) else None
 
 
-def drawn(rows: Iterable[T], most: int | None, seed: int = 0) -> tuple[list[T], int]:
-    """At most so many rows, in their order, every choice of them as likely as any other; and how many there are.
+def drawn(
+    rows: Iterable[T],
+    most: int | None,
+    seed: int = 0,
+    *,
+    size: Callable[[T], int] = lambda _: 0,
+    fits: Callable[[int, int], bool] = lambda *_: True,
+) -> tuple[list[T], int]:
+    """At most so many rows, in their order, and how many there are.
 
-    Algorithm L of Li (1994): of n rows only about k ln(n / k) are looked at beyond the first k, the others are passed
-    over, and k are held.
+    Every row has a random key, and those of the least keys are held (bottom-k sampling, Cohen & Kaplan 2007): where
+    others no longer fit, the one of the largest key goes, and with it all later ones of larger keys. Every choice of so
+    many rows is as likely as any other; where their bytes are bounded too, longer rows are held less often.
 
     Args:
         rows: Rows, read once.
-        most: Largest number k of rows; None for all.
+        most: Largest number of rows; None for all.
         seed: Seed of the draw.
+        size: Function that gives the bytes of a row.
+        fits: Function that says whether so many rows of so many bytes in all may be held.
     """
-    random, numbered = Random(seed), enumerate(rows)
-    held = list(islice(numbered, most))
-    last, weight = len(held) - 1, 1.0
-    while most is not None:
-        weight *= exp(-random.expovariate(1) / most)
-        gap = int(random.expovariate(1) / -log1p(-weight))
-        passed = deque(islice(numbered, gap), maxlen=1)
-        last = passed[0][0] if passed else last
-        following = next(numbered, None)
-        if following is None:
-            break
-        held[random.randrange(most)], last = following, following[0]
-    return [row for _, row in sorted(held, key=lambda pair: pair[0])], last + 1
+    random, total, count, bound = Random(seed), 0, 0, 1.0
+    held: list[tuple[float, int, T]] = []
+    for count, row in enumerate(rows, 1):
+        key = random.random()
+        if key >= bound:
+            continue
+        heappush(held, (-key, count, row))
+        total += size(row)
+        while (most is not None and len(held) > most) or not fits(len(held), total):
+            bound, _, gone = heappop(held)
+            bound, total = -bound, total - size(gone)
+    return [row for _, _, row in sorted(held, key=itemgetter(1))], count

@@ -60,7 +60,7 @@ class Adaptive(Depth):
             (L,); None where nothing is trained.
 
     Raises:
-        ValueError: An option is out of range, or trained halting is asked for with "mixed".
+        ValueError: An option is out of range, or trained halting or `by_depth` is asked for with "mixed".
     """
 
     exits = True
@@ -102,6 +102,8 @@ class Adaptive(Depth):
             raise ValueError(
                 f"train must be aligned where halting is {halting}, whose oracle reads all exits; got 'mixed'"
             )
+        if by_depth and train == "mixed":
+            raise ValueError("by_depth must be False where train is mixed, whose draws have no order; got True")
         self.norms = nn.ModuleList(size.norm() for _ in range(L))
         rows = L - 1 if halting == "geometric" else L
         self.weight = nn.Parameter(torch.empty(rows, size.width)) if self.learns else None
@@ -280,7 +282,7 @@ class Adaptive(Depth):
         assert self.weight is not None
         assert self.bias is not None
         wide = torch.promote_types(exits.states[0].dtype, torch.float32)
-        h = torch.stack(exits.states[:-1], -2).to(wide) if len(exits.states) > 1 else self.weight.new_zeros(0)
+        h = torch.stack(exits.states, -2)[..., :-1, :].to(wide)  # so that a single exit has a shape, too
         c = (h * self.weight.to(wide)).sum(-1) + self.bias.to(wide)  # (B, N, L - 1)
         none_before = F.pad(F.logsigmoid(-c).cumsum(-1), (1, 0))
         return none_before + F.pad(F.logsigmoid(c), (0, 1))

@@ -7,6 +7,7 @@ alleles, here called structural, do not say what the haplotype has, and are unkn
 |---|---|
 | <DEL>, <DUP>, <DUP:TANDEM>, <INV>, <CNV>, <CN0> and any other name | the positions after POS, to END or by SVLEN |
 | <INS>, <INS:ME:ALU> | bases inserted after POS: SVLEN of them, or one where it is not given |
+| an assembled contig beside bases: C<ctg1>, <ctg1>C | inserted bases beside those, as many as of <INS> |
 | <*>, <NON_REF>, <X> | the positions from POS to END, or those of REF |
 | breakend with its mate on this contig: T[19:90[, T]19:90], ]19:90]T, [19:90[T | the positions from one to the other |
 | breakend of another contig, single one (T. or .T), <BND>, <TRA>, <CTX> | the positions of REF |
@@ -30,11 +31,12 @@ MISSING = -1
 """Number of an allele that is missing in a genotype."""
 
 LONGEST_INSERTED = 1_000_000
-"""Most unknown bases that an <INS> may have."""
+"""Most unknown bases that an insertion may have."""
 
 # Bases, and the letters that stand for several.
 _LETTERS = "ACGTRYSWKMBDHVN"
 _NAME = re.compile(r"<([^<>\s]+)>")
+_ASSEMBLED = re.compile(rf"([{_LETTERS}]*)<[^<>\s]+>([{_LETTERS}]*)", re.IGNORECASE | re.ASCII)
 _MATED = re.compile(
     rf"([{_LETTERS}.]*)([\[\]])(?P<contig>[^\[\]]+):(?P<position>\d{{1,18}})\2([{_LETTERS}.]*)",
     re.IGNORECASE | re.ASCII,
@@ -138,6 +140,9 @@ class Site:
             return Edit(start, len(self.ref), None, _SPANNED)
         if (named := _NAME.fullmatch(alt)) is not None:
             return self._named(number, named[1].upper())
+        if (assembled := _ASSEMBLED.fullmatch(alt)) is not None and bool(assembled[1]) != bool(assembled[2]):
+            edit = edit_of(start, self.ref, assembled[1].upper() + self._inserted(number) + assembled[2].upper())
+            return None if edit is None else edit._replace(kind="INS")
         if (mated := _MATED.fullmatch(alt)) is not None and bool(mated[1]) != bool(mated[5]):
             low, high = start, start + len(self.ref)
             if matched(mated["contig"], [self.contig]) is not None:
@@ -157,13 +162,19 @@ class Site:
         if kind in _JUNCTIONS:
             return Edit(start, len(self.ref), None, kind)
         if kind == "INS":
-            if length is not None and length > LONGEST_INSERTED:
-                raise ValueError(f"SVLEN of <{name[:20]}> must be at most {LONGEST_INSERTED:,}, got {length:,}")
-            return Edit(start + 1, 0, "N" * (length or 1), kind)
+            return Edit(start + 1, 0, self._inserted(number), kind)
         ends = [ref_end, self._end or ref_end, start + 1 + (length or 0)]
         if max(ends) == start + 1:
             raise ValueError(f"<{name[:20]}> must have END after POS or SVLEN, it has neither")
         return Edit(start + 1, max(ends) - start - 1, None, kind)
+
+    def _inserted(self, number: int) -> str:
+        """The bases that an alternative inserts, all unknown: as many as SVLEN says, or one."""
+        length = self._length(number)
+        if length is not None and length > LONGEST_INSERTED:
+            shown = self.alts[number - 1][:20]
+            raise ValueError(f"SVLEN of {shown} must be at most {LONGEST_INSERTED:,}, got {length:,}")
+        return "N" * (length or 1)
 
     def _missing(self) -> Edit:
         """The edit of a missing allele: nothing is known at the positions of the record."""
@@ -196,8 +207,7 @@ class Site:
         if len(texts) not in (1, len(self.alts)):
             raise ValueError(f"SVLEN must be a number for each of {len(self.alts)} alternatives, has {len(texts)}")
         length = _whole("SVLEN", texts[number - 1 if len(texts) > 1 else 0])
-        named = _NAME.fullmatch(self.alts[number - 1])
-        if length is not None and length < 0 and named is not None and _kind(named[1].upper()) in ("INS", "DUP"):
+        if length is not None and length < 0 and not _may_shrink(self.alts[number - 1]):
             raise ValueError(f"SVLEN of {self.alts[number - 1][:20]} must not be below 0, got {length}")
         return abs(length) if length else None
 
@@ -222,6 +232,14 @@ def _has_span(alt: str) -> bool:
     """Whether an allele is a symbolic one at the positions from POS + 1 to END."""
     named = _NAME.fullmatch(alt)
     return named is not None and named[1].upper() not in _UNSPECIFIED and _kind(named[1].upper()) not in _WITHOUT_SPAN
+
+
+def _may_shrink(alt: str) -> bool:
+    """Whether an allele may have fewer bases than the reference, so that its SVLEN may have a sign, as in VCF 4.3."""
+    named = _NAME.fullmatch(alt)
+    if named is None:
+        return _ASSEMBLED.fullmatch(alt) is None
+    return _kind(named[1].upper()) not in ("INS", "DUP")
 
 
 def _whole(name: str, text: str) -> int | None:

@@ -23,7 +23,12 @@ STARTS, FIRST, SHORTEST, LONGEST, SENTENCES = 50, 5_000, 500, 1_000, 3_000_000
 
 
 def haplotypes(
-    reference: Reference, region: Region, sites: Path | None = None, *, least: float = 0.01
+    reference: Reference,
+    region: Region,
+    sites: Path | None = None,
+    *,
+    least: float = 0.01,
+    left_out: list[int] | None = None,
 ) -> tuple[Haplotype, Haplotype]:
     """The reference, and the reference with the most frequent alternative at every common site.
 
@@ -35,6 +40,8 @@ def haplotypes(
         sites: VCF or BCF file of variants, whose genotypes are not read; None for no variants.
         least: Least frequency of the rarer allele (INFO AF) of a common site; sites that dbSNP marks COMMON are common
             too.
+        left_out: Positions, from 1 on the contig, to which those of common sites are added whose most frequent
+            alternative is a structural variant: the reference stands there.
 
     Raises:
         ValueError: `least` is not in 0..0.5.
@@ -54,12 +61,20 @@ def haplotypes(
         if not common:
             continue
         best = 0 if frequencies is None else int(np.argmax(frequencies))
-        # Of a structural variant the bases are not known.
         if (edit := edit_of(start, ref, alts[best])) is not None:
             second.put(edit)
+        elif left_out is not None and alts[best] not in ("*", "."):
+            # N at its positions, often many thousands, would leave out the other sites there.
+            left_out.append(region.start + start + 1)
     if not has_frequencies:
         raise GenomeError(f"{sites}: no record at {region} has a frequency (AF) or is marked COMMON")
     return first, second.haplotype
+
+
+def without_bases(count: int) -> str:
+    """One line on sites that were left out."""
+    sites = f"{count:,} site{'s' * (count != 1)}"
+    return f"left out: {sites} of structural variants, whose bases are not known; the reference stands there"
 
 
 def frequency(info: dict[str, str], count: int, path: Path | None) -> list[float] | None:

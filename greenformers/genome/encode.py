@@ -163,6 +163,10 @@ def sequences(source: Source, encoding: Encoding, tally: Tally | None = None) ->
             yield person, _written(both, encoding)
         return
     called = variants.read(source.path, reference, encoding.region, source.people)
+    if encoding.mode == "haplotype" and called.apart:
+        raise GenomeError(
+            f"{source.path}: haplotypes need genotypes of one phase set (PS), those of {called.apart[0]} are of several"
+        )
     if encoding.mode == "haplotype" and not called.phased:
         raise GenomeError(f"{source.path}: haplotypes need phased genotypes (0|1), some are not (0/1)")
     for person in source.people:

@@ -29,12 +29,14 @@ class Learnt:
         sentences: Number of sentences it was trained on.
         mean: Mean length of a token in the sequences, in characters; None for k-mers.
         vocabulary_mean: Mean length of a token in the vocabulary, in characters; None for k-mers.
+        left_out: Number of common sites that are structural variants, whose bases are not known.
     """
 
     tokenizer: PreTrainedTokenizerFast
     sentences: int
     mean: float | None = None
     vocabulary_mean: float | None = None
+    left_out: int = 0
 
 
 def learn(options: TokenOptions, out: Path) -> Learnt:
@@ -51,14 +53,15 @@ def learn(options: TokenOptions, out: Path) -> Learnt:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is there already, and not an empty folder")
-    whole, sentences, alphabet = _read(options)
+    left_out: list[int] = []
+    whole, sentences, alphabet = _read(options, left_out)
     counted = _Counted(sentences)
     if options.pattern is not None:
         tokens = tokenizer.kmer_tokens(
             counted, pattern=options.pattern, stride=options.stride, size=options.size, max_length=options.max_length
         )
         tokens.save_pretrained(out)
-        return Learnt(tokens, counted.count)
+        return Learnt(tokens, counted.count, left_out=len(left_out))
     tokens = tokenizer.subwords(
         counted, size=options.size, characters=tokenizer.base_tokens(alphabet), longest=options.longest,
         max_length=options.max_length,
@@ -66,11 +69,15 @@ def learn(options: TokenOptions, out: Path) -> Learnt:
     tokens.save_pretrained(out)
     if options.sequences is not None:
         whole = corpus.sentences_of(options.sequences, options.seed, count=MEASURED)
-    return Learnt(tokens, counted.count, tokenizer.mean_length(tokens, whole), tokenizer.mean_token(tokens))
+    means = tokenizer.mean_length(tokens, whole), tokenizer.mean_token(tokens)
+    return Learnt(tokens, counted.count, *means, left_out=len(left_out))
 
 
-def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | None]:
-    """The sequences of a genome, the sentences, and the alphabet of pairs, None for bases."""
+def _read(options: TokenOptions, left_out: list[int]) -> tuple[Iterable[str], Iterator[str], str | None]:
+    """The sequences of a genome, the sentences, and the alphabet of pairs, None for bases.
+
+    Positions of sites that are left out, as in `corpus.haplotypes`, are added to `left_out`.
+    """
     if options.sequences is not None:
         mode, characters = corpus.kind_of(options.sequences)
         sentences = corpus.sentences_of(options.sequences, options.seed, count=options.sentences)
@@ -82,7 +89,8 @@ def _read(options: TokenOptions) -> tuple[Iterable[str], Iterator[str], str | No
             f"{options.reference}: has {len(genome.regions)} sequences; name one with --region, or --sequences learns "
             "from all of them"
         )
-    both = corpus.haplotypes(genome, genome.region(options.region), options.sites, least=options.least)
+    region = genome.region(options.region)
+    both = corpus.haplotypes(genome, region, options.sites, least=options.least, left_out=left_out)
     alphabet = options.alphabet if options.mode == "diplotype" else None
     whole = [haplotype.sequence() for haplotype in both] if alphabet is None else [text(diplotype(*both), alphabet)]
     return whole, corpus.sentences(whole, options.seed, starts=options.starts, count=options.sentences), alphabet

@@ -92,8 +92,9 @@ def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
 
 
 def parts(
-    genome: Reference, region: str | None, sites: Path | None, *, least: float, mode: str, alphabet: str
-) -> dict[str, list[str]]:
+    genome: Reference, region: str | None, sites: Path | None, *, least: float, mode: str, alphabet: str,
+    left_out: list[int] | None = None,
+) -> dict[str, list[str]]:  # fmt: skip
     """The sequences of each split: a genome with its variants, cut by the reference's positions.
 
     Haplotypes differ in length from the reference and from each other.
@@ -105,6 +106,7 @@ def parts(
         least: Least frequency of the rarer allele of a common variant.
         mode: "diplotype" or "haplotype".
         alphabet: Alphabet of diplotypes.
+        left_out: Positions to which those of sites without known bases are added, as in `corpus.haplotypes`.
 
     Raises:
         ValueError: The region is too short to be cut.
@@ -113,7 +115,7 @@ def parts(
     whole = genome.region(region)
     if len(whole) < max(SHARES["test"]):
         raise ValueError(f"region must have at least {max(SHARES['test'])} positions, {whole} has {len(whole)}")
-    haplotypes = corpus.haplotypes(genome, whole, sites, least=least)
+    haplotypes = corpus.haplotypes(genome, whole, sites, least=least, left_out=left_out)
     sequences = {}
     for name, ends in SHARES.items():
         low, high = (share * len(whole) // 20 for share in ends)

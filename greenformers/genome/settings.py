@@ -1,5 +1,7 @@
 """Settings of training on genomes; the default network is that of Cahyawijaya 2021, 5.3.1."""
 
+import json
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,10 +95,12 @@ class Pretraining(Network):
     decay: float | None = setting(0.999991, "Factor of the learning rate after every step.")
 
     def task(self) -> "Task":  # noqa: D102
+        from greenformers.genome.corpus import without_bases
         from greenformers.genome.diplotype import ALPHABETS
         from greenformers.genome.encode import MODES
         from greenformers.genome.masked import Genome, GenomeMaskedLM, parts
         from greenformers.genome.reference import Reference
+        from greenformers.train.processes import first_process
         from greenformers.train.task import Task
 
         self.check_memory()
@@ -117,7 +121,12 @@ class Pretraining(Network):
         if self.reference is not None:
             sites = None if self.sites is None else Path(self.sites)
             genome = Reference(Path(self.reference))
-            sequences = parts(genome, self.region, sites, least=self.least, mode=self.mode, alphabet=self.alphabet)
+            left_out: list[int] = []
+            sequences = parts(
+                genome, self.region, sites, least=self.least, mode=self.mode, alphabet=self.alphabet, left_out=left_out
+            )
+            if left_out and first_process():
+                warnings.warn(without_bases(len(left_out)), stacklevel=2)
         people = None if self.sequences is None else Path(self.sequences)
         source = Genome(sequences, people, self.starts, self.sentences, self.seed)
         tokenizer = self.tokenizer()
@@ -145,7 +154,9 @@ class Finetuning(Network):
     batch: int = setting(16, "People a step, of all processes together.")
     epochs: int = setting(30, "Most passes over the training people.")
     patience: int | None = setting(
-        5, "Evaluations without a better AUC after which training ends, with the weights of the best."
+        5,
+        "Evaluations without a better AUC after which training ends, with the weights of the best; not with "
+        "low_rank_training dense_first.",
     )
     learning_rate: float = setting(1e-5, "Highest learning rate.")
     decay: float | None = setting(0.9995, "Factor of the learning rate after every step.")
@@ -169,26 +180,32 @@ class Finetuning(Network):
 
 
 _OF_THE_RUN = (
-    "variant", "rank", "hidden", "layers", "heads", "feed_forward", "residual", "share", "position",
+    "variant", "rank", "hidden", "layers", "heads", "feed_forward", "feed_forward_kind", "residual", "share", "depth",
+    "position",
 )  # fmt: skip
 """Settings that must be those of the run that a network starts from."""
 
-_AS_IN_THE_RUN = (*_OF_THE_RUN, "k", "option", "pooling", "length")
+_AS_IN_THE_RUN = (*_OF_THE_RUN, "k", "option", "feed_forward_option", "depth_option", "pooling", "length")
 """Settings that are those of the run that a network starts from, unless others are given."""
 
 
 def inherited(given: dict[str, Any]) -> dict[str, Any]:
     """Settings that were given, and the sizes of the run in `init` in place of those that were not.
 
+    Early stopping, the default of fine-tuning, is off with low_rank_training "dense_first", whose layers it could leave
+    dense.
+
     Args:
         given: Settings by name. `init` may be a run or one of its snapshots; without it, or where no run is there, the
-            settings come back as they are.
+            settings have no sizes but their own.
 
     Raises:
         ValueError: A size is given that is not the run's.
     """
     from greenformers.train.run import SETTINGS
 
+    if given.get("low_rank_training") == "dense_first":
+        given = {"patience": None} | given
     if given.get("init") is None:
         return given
     folder = Path(given["init"])
@@ -196,11 +213,20 @@ def inherited(given: dict[str, Any]) -> dict[str, Any]:
     path = next((place / SETTINGS for place in (folder, folder.parent.parent) if (place / SETTINGS).is_file()), None)
     if path is None:
         return given
-    stored = read(path, Pretraining if "starts" in path.read_text() else Finetuning)
+    stored = read(path, _kind_of(path))
     for name in _OF_THE_RUN:
         if name in given and given[name] != stored.get(name, given[name]):
             raise ValueError(f"{name} must be {stored[name]}, that of the run in init, or left out; got {given[name]}")
     return {name: stored[name] for name in _AS_IN_THE_RUN if name in stored} | given
+
+
+def _kind_of(path: Path) -> type[Network]:
+    """The kind of the settings in a file of a run, by a setting that only one kind has."""
+    try:
+        stored = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    return Pretraining if isinstance(stored, dict) and "starts" in stored else Finetuning
 
 
 def sequences_of(settings: Finetuning) -> Path:

@@ -212,8 +212,9 @@ def write_phenotypes(
 
 
 def synthetic(
-    sites: Path, reference: Reference, region: Region, people: int, out: Path, seed: int
-) -> Iterator[tuple[int, int]]:
+    sites: Path, reference: Reference, region: Region, people: int, out: Path, seed: int,
+    left_out: list[int] | None = None,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
     """Write a VCF of people whose haplotypes are drawn from the frequencies of sites; yields position done, records.
 
     Sites of structural variants, of which the bases are not known, are left out.
@@ -225,6 +226,7 @@ def synthetic(
         people: Number of people, whose names are S0001 and so on.
         out: File to write, .vcf.gz, with an index beside it; both get their names when they are finished.
         seed: Seed of the draw.
+        left_out: Positions, from 1 on the contig, to which those of these sites are added.
 
     Raises:
         GenomeError: The sites cannot be used, or have no frequencies.
@@ -250,6 +252,8 @@ def synthetic(
                 drawn = source.choice(len(share), size=(people, 2), p=np.array(share) / sum(share))
                 # After the draw, so that those of the other sites do not depend on it.
                 if any(edit_of(start, ref, alt) is None for alt in alts):
+                    if left_out is not None:
+                        left_out.append(region.start + start + 1)
                     continue
                 calls = "\t".join(f"{first}|{second}" for first, second in drawn.tolist())
                 place = region.start + start + 1

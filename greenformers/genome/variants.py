@@ -3,7 +3,8 @@
 The alleles of a genotype are put into the reference: substitutions, insertions, deletions, mixtures of them. A missing
 genotype makes the positions of its record N, and so does a structural variant on the haplotype that has it, see
 `alleles`. Where genotypes are not phased, an allele goes to the first haplotype, in the order it is written, that has
-no other allele there; the diplotype of single substitutions does not depend on this.
+no other allele there; the diplotype of single substitutions does not depend on this. Heterozygous genotypes of a person
+that are of several phase sets in the region (PS, PSL; those without are one set) count as not phased.
 
 A structural variant counts where its record begins in the region, or reaches into it by END, or by SVLEN but in a
 .vcf.gz file with an index, which has END alone. A breakend counts where its record is in the region: of a pair that
@@ -48,6 +49,7 @@ class Variants:
         edits: For every record, the edit of each alternative allele, and of a missing one.
         calls: For every record, the genotype of each person with another allele than the reference's.
         disagreeing: Positions, from 1 on the contig, of records whose END and SVLEN differ.
+        apart: Names of the people whose phased genotypes are of several phase sets (PS, PSL), and count as not phased.
     """
 
     reference: str
@@ -55,6 +57,7 @@ class Variants:
     edits: list[dict[int, Edit]]
     calls: list[dict[int, Genotype]]
     disagreeing: list[int] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
     _left_out: dict[str, int] = field(default_factory=dict)
     _structural: dict[str, list[Edit]] = field(default_factory=dict)
 
@@ -198,8 +201,10 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         # People are in the order of the file, whatever the order of `people`.
         variants.people = list(file.header.samples) if people is None else [name for name in names if name in chosen]
         genotypes: dict[str, Genotype] = {}
+        phase_sets: dict[int, set[str]] = {}
         for record in _records(file, path, region):
-            _add(variants, record, region, path, genotypes)
+            _add(variants, record, region, path, genotypes, phase_sets)
+    _take_apart(variants, [number for number, sets in phase_sets.items() if len(sets) > 1])
     return variants
 
 
@@ -307,10 +312,16 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         named(region.contig, header_contigs | set(seen), path)
 
 
-def _add(variants: Variants, record: list[str], region: Region, path: Path, genotypes: dict[str, Genotype]) -> None:
+def _add(
+    variants: Variants, record: list[str], region: Region, path: Path, genotypes: dict[str, Genotype],
+    phase_sets: dict[int, set[str]],
+) -> None:  # fmt: skip
+    """Add a record; the phase sets of heterozygous calls are added by the number of the person."""
     start, ref, alts = _placed(record, region, variants.reference, path)
     if record[8:9] == [] or record[8].split(":")[0] != "GT":
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
+    keys = record[8].split(":")
+    places = [keys.index(name) for name in ("PS", "PSL") if name in keys]
     calls: dict[int, Genotype] = {}
     for number, entry in enumerate(record[9:]):
         written = entry.split(":", 1)[0]
@@ -318,6 +329,9 @@ def _add(variants: Variants, record: list[str], region: Region, path: Path, geno
             genotypes[written] = _genotype(written, path)
         if any(genotypes[written][0]):
             calls[number] = genotypes[written]
+            alleles, phased = genotypes[written]
+            if phased and alleles[0] != alleles[1]:
+                phase_sets.setdefault(number, set()).add(_phase_set(entry, places))
     if not calls:
         return
     called = {allele for alleles, _ in calls.values() for allele in alleles}
@@ -331,6 +345,21 @@ def _add(variants: Variants, record: list[str], region: Region, path: Path, geno
     except ValueError as error:
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} {error}") from error
     variants.calls.append(calls)
+
+
+def _phase_set(entry: str, places: Sequence[int]) -> str:
+    """The phase set of a call; calls without one are of one set, which is empty. VCF 4.4, section 1.6.2."""
+    fields = entry.split(":") if places else []
+    return ":".join(fields[place].strip(".,") for place in places if place < len(fields)).strip(":")
+
+
+def _take_apart(variants: Variants, numbers: Sequence[int]) -> None:
+    """Make the calls of people count as not phased: nothing says which haplotypes of their phase sets are together."""
+    variants.apart = [variants.people[number] for number in sorted(numbers)]
+    for calls in variants.calls:
+        for number in calls.keys() & set(numbers):
+            alleles, _ = calls[number]
+            calls[number] = alleles, alleles[0] == alleles[1]
 
 
 def _genotype(text: str, path: Path) -> Genotype:

@@ -1,6 +1,6 @@
 """Named entities in tagged sentences, and how well they are told. Tjong Kim Sang and De Meulder 2003, CoNLL, 3."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
@@ -40,12 +40,33 @@ def entity_scores(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[s
     Raises:
         ValueError: A sentence has not as many tags in both.
     """
-    told = predictions = truths = 0
+    return scores_of(entity_counts(predicted, right))
+
+
+def entity_counts(predicted: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> list[tuple[int, int, int]]:
+    """Numbers of entities of each sentence: of those told, those predicted and those that are there.
+
+    Args:
+        predicted: Predicted tags of each sentence.
+        right: Right tags of each sentence, as many for each.
+
+    Raises:
+        ValueError: A sentence has not as many tags in both.
+    """
+    counts = []
     for number, (ours, theirs) in enumerate(zip(predicted, right, strict=True)):
         if len(ours) != len(theirs):
             raise ValueError(f"sentence {number} must have {len(theirs)} predicted tags, got {len(ours)}")
         a, b = entities(ours), entities(theirs)
-        told, predictions, truths = told + len(a & b), predictions + len(a), truths + len(b)
+        counts.append((len(a & b), len(a), len(b)))
+    return counts
+
+
+def scores_of(counts: Iterable[tuple[int, int, int]]) -> dict[str, float]:
+    """The scores of `entity_scores`, from the counts of `entity_counts`."""
+    told = predictions = truths = 0
+    for ours, all_of_ours, theirs in counts:
+        told, predictions, truths = told + ours, predictions + all_of_ours, truths + theirs
     return {
         "f1": 200 * told / max(predictions + truths, 1),
         "precision": 100 * told / max(predictions, 1),

@@ -20,7 +20,7 @@ from greenformers.measure.narrower import controlled
 from greenformers.model import GreenformerConfig
 from greenformers.model.block import layer_of
 from greenformers.model.stack import run
-from greenformers.model.variant import rank_option, slots
+from greenformers.model.variant import NARROW, control, rank_option, slots
 
 BASELINE, EAGER = "transformer", "transformer (eager)"
 
@@ -104,12 +104,12 @@ def ranked(variant: str) -> bool:
 
 
 def variants(causal: bool = False) -> list[str]:
-    """Names of all variants but the dense one: low rank, its control, and each mechanism alone and with low rank.
+    """Names of all variants but the dense one: low rank, its controls, and each mechanism alone and with low rank.
 
     Args:
         causal: Whether only variants with a causal form are named.
     """
-    choices = ["lrt", "narrow"]
+    choices = ["lrt", *NARROW]
     for name in names():
         if name != "full" and possible(name, causal) is None:
             choices += [name, f"lrt+{name}"]
@@ -124,10 +124,30 @@ def possible(variant: str, causal: bool) -> str | None:
         variant: Name of the variant.
         causal: Whether the network is causal.
     """
-    network = Network(hidden=8, heads=1, feed_forward=8, layers=1, causal=causal)
+    try:
+        rank = 1 if ranked(variant) else None
+    except ValueError as error:
+        return str(error)
+    return _fault(Cell(variant, rank, 8), Network(hidden=8, heads=1, feed_forward=8, layers=1, causal=causal))
+
+
+def refusal(cell: Cell, network: Network) -> str | None:
+    """The reason why a control of low rank cannot be at these sizes, or None where it can, and for other variants.
+
+    It has as many heads as the other networks, and even the narrowest heads may cost more than the low rank.
+
+    Args:
+        cell: Variant, rank and length.
+        network: Sizes of the network.
+    """
+    return None if control(cell.variant) is None else _fault(cell, network)
+
+
+def _fault(cell: Cell, network: Network) -> str | None:
+    """The reason why a cell cannot be built, or None where it can."""
     try:
         with torch.device("meta"):
-            Stack(network, Cell(variant, 1 if ranked(variant) else None, 8))
+            Stack(network, cell)
     except ValueError as error:
         return str(error)
     return None
@@ -136,7 +156,8 @@ def possible(variant: str, causal: bool) -> str | None:
 def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], network: Network) -> list[Cell]:
     """All cells, length by length, the two dense ones first.
 
-    Ranks larger than d, and projected lengths larger than N, are left out.
+    Ranks larger than d, and projected lengths larger than N, are left out; controls that cannot be are not, see
+    `refusal`.
 
     Args:
         chosen: Names of variants.

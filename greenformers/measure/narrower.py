@@ -4,7 +4,6 @@ A low-rank network that is trained from the start competes with it, not with the
 parameters or the time for the one has them for the other.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -67,8 +66,7 @@ def narrower(config: GreenformerConfig, cost: Callable[[GreenformerConfig], floa
     d, f, step = config.hidden_size, config.intermediate_size, 2 * config.num_attention_heads
 
     def dense(count: int) -> GreenformerConfig:
-        narrow = copy.deepcopy(config)
-        narrow.rank, narrow.rank_per_head = None, False
+        narrow = config.without_ranks()
         narrow.hidden_size, narrow.intermediate_size = count * step, max(1, round(f * count * step / d))
         return narrow
 
@@ -80,6 +78,6 @@ def narrower(config: GreenformerConfig, cost: Callable[[GreenformerConfig], floa
     if not low:
         raise ValueError(
             f"no dense network of {config.num_attention_heads} heads costs as little as that of width {d} with the "
-            f"rank {config.rank}"
+            f"rank {config.rank}: choose a greater rank, fewer heads or another variant"
         )
     return dense(low)

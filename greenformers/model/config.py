@@ -1,8 +1,9 @@
 """One configuration for every variant: the sizes of the network and the entry of each of its slots."""
 
+import copy
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -593,6 +594,12 @@ class GreenformerConfig(PreTrainedConfig):
         """The LED rank of a linear layer; None where it is dense. Layers of a decoder count on from the encoder."""
         rank = self.per_layer("rank")[layer]
         return rank.get(projection) if isinstance(rank, dict) else rank
+
+    def without_ranks(self) -> Self:
+        """A copy of the configuration whose network has dense linear layers alone."""
+        dense = copy.deepcopy(self)
+        dense.rank, dense.rank_per_head = None, False
+        return dense
 
 
 def _check_choice(slot: str, name: str) -> None:

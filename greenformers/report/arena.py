@@ -18,15 +18,12 @@ from greenformers.report.page import write as write_page
 from greenformers.report.plot import Picture
 from greenformers.report.table import times
 
-SURVEY = "survey_table2_long_range_arena.csv"
-"""File of table II of Tay et al. 2020, Efficient Transformers: A Survey, arXiv:2009.06732."""
-
 PUBLISHED = {
     "transformer": "Transformer", "bigbird": "BigBird", "sinkhorn": "Sinkhorn Transformer", "reformer": "Reformer",
     "linformer": "Linformer", "synthesizer_dense": "Synthesizer", "linear_transformer": "Linear Transformer",
     "performer": "Performer",
 }  # fmt: skip
-"""Models of that table which have a speed, by variant."""
+"""Models of the survey's table II which have a speed, by variant, see `published.SURVEY`."""
 
 COLUMNS = {1024: "steps_per_s_1k", 4096: "steps_per_s_4k"}
 """Columns of its speeds, by length."""
@@ -80,7 +77,7 @@ def speed_listing(records: Sequence[Record], task: str, references: Path | None 
     """
     own = [record for record in records if record.setting.get("task") == task]
     own = [record for record in own if record.setting.get("beside") == record.variant]
-    there = published.rows(references, SURVEY)
+    there = published.rows(references, published.SURVEY)
     lengths = sorted({record.setting["length"] for record in own if record.setting.get("at") == "length"})
     steps = {r.variant: r for r in own if r.metric == "train_step" and r.setting.get("at") == "step"}
     peaks = {r.variant: r for r in own if r.metric == "peak_memory_training" and r.setting.get("at") == "step"}
@@ -98,7 +95,7 @@ def speed_listing(records: Sequence[Record], task: str, references: Path | None 
     caption = (
         "Forward and backward pass on one batch, in turns with dense attention, which the ratios are to: from row to "
         "row the load of the machine may differ. Other lengths: one sequence. "
-        "Published: Tay 2020, arXiv:2009.06732, table II."
+        "Published: Fournier 2021, arXiv:2103.14636, table II."
     )
     return Listing(f"{task_of(task).title}: speed and memory", caption, head, rows)
 

@@ -1,6 +1,7 @@
 """Published figures in CSV files, which are drawn beside ours; there are none where a file is missing."""
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 from greenformers.report.heat import Field
@@ -14,6 +15,29 @@ THESIS = {
 
 SAVED = {"linformer": "linformer_table3_inference.csv"}
 """Files of published tables of the time and memory that a variant saves, by variant."""
+
+THESIS_LRT_LINFORMER = "thesis_fig3_5_lrt_vs_linformer.csv"
+"""File of figure 3.5 of the thesis."""
+
+SURVEY = "survey_table2_long_range_arena.csv"
+"""File of table II of Fournier 2021, arXiv:2103.14636, which is of the Long Range Arena."""
+
+MAX_LENGTH, ALZHEIMER = "thesis_table5_3_max_length.csv", "thesis_table5_2_alzheimer.csv"
+"""Files of tables 5.3 and 5.2 of the thesis."""
+
+STUDY = (*THESIS.values(), THESIS_LRT_LINFORMER, *SAVED.values(), SURVEY)
+"""Files that the pictures of the efficiency study are drawn beside."""
+
+
+def absent(folder: Path | None, names: Iterable[str]) -> str:
+    """A line that names the files of published figures which a folder lacks; empty where there is nothing to say.
+
+    Args:
+        folder: Folder of the files; None where no published figures are asked for.
+        names: Names of the files that are read.
+    """
+    missing = [name for name in names if folder is not None and not (folder / name).exists()]
+    return f"{folder} lacks {', '.join(missing)}: these figures are not shown beside ours" if missing else ""
 
 
 def rows(folder: Path | None, name: str) -> list[dict[str, str]]:

@@ -51,7 +51,7 @@ def rates(
         cells: Records by length and rank, by variant and metric. Each variant is drawn at its best rank.
         references: Folder with the published figures; None for none.
     """
-    theirs = {row["model"]: row for row in published.rows(references, "survey_table2_long_range_arena.csv")}
+    theirs = {row["model"]: row for row in published.rows(references, published.SURVEY)}
     bars: Bars = {}
     for metric, column in (("train_step", "steps_per_s"), ("peak_memory_training", "peak_gb")):
         for length, short in LENGTHS.items():

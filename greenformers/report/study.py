@@ -122,7 +122,7 @@ def _one_against_another(cells: Cells, references: Path | None) -> Picture | Non
             if ours:
                 row.append(Heat(f"{mode}\n{word}", ours))
                 column = f"ln_{quantity}_ratio_{mode}"
-                theirs = published.fields(references, "thesis_fig3_5_lrt_vs_linformer.csv", column)
+                theirs = published.fields(references, published.THESIS_LRT_LINFORMER, column)
                 if theirs:
                     row.append(Heat(f"thesis, {mode}\n{word}", _thinned(theirs, ours)))
         if row:
@@ -135,24 +135,24 @@ def _one_against_another(cells: Cells, references: Path | None) -> Picture | Non
 
 
 def _parameters(cells: Cells, ranked: Sequence[str]) -> Picture | None:
-    """Figure 3.6 of the thesis: parameters against rank, at the greatest length."""
+    """Figure 3.6 of the thesis: parameters against rank, at the least and at the greatest length."""
     dense = cells.get((BASELINE, "parameters"), {})
-    if not dense:
+    lengths = sorted({n for n, _ in dense})
+    panels = []
+    for length in dict.fromkeys([*lengths[:1], *lengths[-1:]]):
+        lines = {}
+        for variant in ranked:
+            own = cells.get((variant, "parameters"), {})
+            points = sorted((r, record.value / 1e6) for (n, r), record in own.items() if n == length and r is not None)
+            if points:
+                lines[variant] = points
+        if every := sorted({r for points in lines.values() for r, _ in points}):
+            lines = {BASELINE: [(r, dense[length, None].value / 1e6) for r in every], **lines}
+            panels.append(Panel("Rank", "Parameters (M)", lines, doubling=True, title=f"N {length}"))
+    if not panels:
         return None
-    length = max(n for n, _ in dense)
-    lines = {}
-    for variant in ranked:
-        by_field = cells.get((variant, "parameters"), {})
-        points = sorted((r, record.value / 1e6) for (n, r), record in by_field.items() if n == length and r is not None)
-        if points:
-            lines[variant] = points
-    every = sorted({r for points in lines.values() for r, _ in points})
-    if not every:
-        return None
-    lines = {BASELINE: [(r, dense[length, None].value / 1e6) for r in every], **lines}
-    words = f"Parameters of the layers against rank, N {length} (thesis, figure 3.6)"
-    figure = line_panels(words, [Panel("Rank", "Parameters (M)", lines, doubling=True)])
-    return Picture("parameters", figure, words, words)
+    words = "Parameters of the layers against rank (thesis, figure 3.6)"
+    return Picture("parameters", line_panels(words, panels, across=len(panels)), words, words)
 
 
 def _time(cells: Cells, variants: Sequence[str]) -> Picture | None:

@@ -20,7 +20,7 @@ from greenformers.search.one_shot import by_one_shot, parts_of
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
-from greenformers.train import run
+from greenformers.train import low_rank, run
 from greenformers.train.objective import Objective
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
@@ -189,14 +189,15 @@ def _prepared(
             raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
     task = base.task()
     objective = with_validation(task.objective)
-    task.network()  # a network of the settings can be
+    steps = base.schedule.stream(objective).steps
+    low_rank.check(task.network(), base.low_rank_training, steps)  # a network of the settings can be
     space = NetworkSpace.of(base, objective, job.vary, job.attentions)
     if job.strategy == "one-shot":
         parts_of(space)
         if others.count > 1:
             raise ValueError("the strategy one-shot trains one network of all: start it without torchrun")
-    steps = base.schedule.stream(objective).steps
-    rungs = tuple(dict.fromkeys(max(1, steps // part) for part in RUNGS))
+    least = 2 if base.low_rank_training == "dense_first" else 1
+    rungs = tuple(dict.fromkeys(max(least, steps // part) for part in RUNGS))
     plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
     hurdles = Hurdles(
         space, NetworkLab(space, objective, base.seed, job.bound.faster or 1.0), plan,

@@ -27,6 +27,7 @@ from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries, Turn
 from greenformers.train.others import Others
+from greenformers.train.processes import apart
 
 CHANCE, AT_ONCE = 6, 3
 """Recipes drawn by chance at the beginning at least, and recipes that are proposed at once."""
@@ -134,11 +135,25 @@ class Search:
         Args:
             number: How many were healed in full before.
         """
+        self._try_for_long(number)
         done = sorted(self.trials.done(), key=lambda trial: trial.steps)
         longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
         expected = self.expected([*longest], number)
         chosen = self.plan.bound.nearest([*done, *expected, *self._rounded(expected, number)])
         return chosen.genes, chosen.steps
+
+    def _try_for_long(self, number: int) -> None:
+        """Try, as they are, the recipes that are predicted to be best when healed for as long as there is time.
+
+        What was healed for a little was chosen for the loss that it has then, and by what was known before.
+        """
+        nearest = self.plan.bound.nearest(self.expected(self.trials.done(), number))
+        steps = self._affordable(nearest.genes, number)
+        if steps > HURDLES[-1]:
+            draw = random.Random(f"{self.plan.seed} in full {number}")
+            new = propose(self.space, self.trials, self.plan.bound, draw, self._count, steps=steps)
+            with apart():  # what is healed in full is made by all processes together, and these are not
+                self._try(new, 0, lambda: False)
 
     def _rounded(self, trials: Sequence[Trial], number: int) -> list[Trial]:
         """These trials with changes that round weights added: what is faster by them hardly depends on the rest."""
@@ -179,8 +194,7 @@ class Search:
         if not trial.steps:
             (left,) = healing.left([trial.genes], steps)
             return replace(trial, steps=steps, lost=min(trial.lost, max(trial.lost, 0.0) * exp(left)))
-        fall = healing.fall(trial.genes) * log(steps / trial.steps, 2)
-        return replace(trial, steps=steps, lost=trial.lost * exp(fall))
+        return replace(trial, steps=steps, lost=trial.lost * exp(healing.change(trial.steps, steps, trial.genes)))
 
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
         """The changes of a recipe, healing among them."""
@@ -207,7 +221,7 @@ class Search:
         number = 0
         while not self._over(share):
             draw = random.Random(f"{self.plan.seed} {steps} {number}")
-            count = ceil(AT_ONCE / self._tries.at_once) * self._tries.at_once  # none of them waits
+            count = self._count
             new = self._alone() if steps and not number else []
             new = new or propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
             if steps:
@@ -218,6 +232,11 @@ class Search:
             if not new:
                 return
             number += 1
+
+    @property
+    def _count(self) -> int:
+        """Recipes that are proposed at once: as many that no process waits."""
+        return ceil(AT_ONCE / self._tries.at_once) * self._tries.at_once
 
     def _alone(self) -> list[Genes]:
         """Recipes of one change that are healed first, as what healing brings back differs by change.
@@ -263,7 +282,7 @@ class Search:
             return self.plan.bound
         healed = [trial for trial in self.trials.done() if trial.steps]
         longer = max(steps, self._affordable(healed[-1].genes)) if healed else STEPS
-        return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).fall() * log(longer / steps, 2))))
+        return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).change(steps, longer))))
 
     def _affordable(self, genes: Genes, number: int = 0) -> int:
         """Steps of healing that are paid for by the time left, in whole hundreds."""

@@ -1,7 +1,7 @@
 """The configuration of a speech recogniser, a transformer after a front end. Greenformers thesis, Cahyawijaya 2021."""
 
 import math
-from typing import Any
+from typing import Any, Self
 
 from greenformers.model import GreenformerConfig
 from greenformers.speech.features import Spectrogram
@@ -54,6 +54,12 @@ class SpeechConfig(GreenformerConfig):
         if self.learnt_seconds is not None and not 0 < self.learnt_seconds < math.inf:
             raise ValueError(f"learnt_seconds must be above 0 and finite, got {self.learnt_seconds}")
         self.spectrogram()
+
+    def without_ranks(self) -> Self:
+        """A copy of the configuration whose network has dense linear layers alone, that of the front end too."""
+        dense = super().without_ranks()
+        dense.input_rank = None
+        return dense
 
     def spectrogram(self) -> Spectrogram:
         """The spectrogram that turns sound into the input of the network.

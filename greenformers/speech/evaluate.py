@@ -51,6 +51,7 @@ def evaluate(
     layout: str | None = None,
     limit: int | None = None,
     batch: int = 16,
+    gate: bool = False,
     repeats: int = 5,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[Record], list[tuple[str, str]]]:
@@ -64,6 +65,8 @@ def evaluate(
         layout: Layout of that corpus, if it is another one than that of the training.
         limit: Most recordings to score, the first ones.
         batch: Number of recordings at a time.
+        gate: Whether the gate of `Recogniser` holds: nothing counts as written of a part of a recording that is silent,
+            or, with a calibration of CTC, whose words are likelier wrong than right.
         repeats: Number of times that the generation of `TIMED` transcripts is timed; runs are timed in turns.
         progress: Function that is called with the name of a run and the share of its recordings that is done.
 
@@ -102,7 +105,7 @@ def evaluate(
                     references.append(text)
                 yield waveform
 
-        hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told)
+        hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told, gated=gate)
         judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
     # Every recogniser must be able to read what all are timed on.
     least = min(recognisers, key=lambda recogniser: recogniser.longest)
@@ -111,6 +114,8 @@ def evaluate(
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
     if search.ctc_weight is not None:  # else each run has the share of its training
         setting["ctc_weight"] = search.ctc_weight
+    if gate:
+        setting["gate"] = True
     lengths = torch.tensor([len(text) for text in references])
     records = list(columns("speech_evaluate", setting, judged, references, lengths, times))
     return records, list(zip(references, judged[0].hypotheses, strict=True))

@@ -296,17 +296,29 @@ def _groups(items: Iterable[T], batch: int) -> Iterator[list[T]]:
 
 
 def recognised(
-    recogniser: Recogniser, waveforms: Iterable[Tensor], *, batch: int, progress: Callable[[int], None]
+    recogniser: Recogniser,
+    waveforms: Iterable[Tensor],
+    *,
+    batch: int,
+    progress: Callable[[int], None],
+    gated: bool = False,
 ) -> list[str]:
-    """Transcripts of many waveforms, in their order; `progress` is called with the number that is done.
+    """Transcripts of many waveforms, in their order. One that is too long for the network is cut where it is quiet.
 
-    A waveform that is too long for the network is cut where it is quiet.
+    Args:
+        recogniser: The recogniser.
+        waveforms: Waveforms (n,).
+        batch: Number of waveforms, or parts of them, at a time.
+        progress: Function that is called with the number of waveforms that are done.
+        gated: Whether what the gate and the least confidence of the recogniser leave out is left out, see
+            `Recogniser.segments`.
     """
     transcripts: list[list[str]] = []
     numbered = ((index, part) for index, whole in enumerate(waveforms) for part in recogniser.parts(whole))
     for group in _groups(numbered, batch):
-        for (index, _), text in zip(group, recogniser.texts([part for _, part in group]), strict=True):
+        segments = recogniser.segments([(0.0, part) for _, part in group], words=gated)
+        for (index, _), segment in zip(group, segments, strict=True):
             transcripts += [[] for _ in range(index + 1 - len(transcripts))]
-            transcripts[index].append(text)
+            transcripts[index].append(segment.text)
         progress(len(transcripts))
     return [recogniser.joined(texts) for texts in transcripts]

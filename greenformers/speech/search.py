@@ -217,9 +217,10 @@ class _Beams:
             self.mask,
             past_key_values=self.cache,
             use_cache=self.cache is not None,
+            score=self.model.scores,
             return_dict=True,
         )
-        logits = self.model.score(self.model.narrow(out.last_hidden_state[:, -1])).float()
+        logits = self.model.scores(out.last_hidden_state[:, -1]).float()
         return logits.log_softmax(1).unflatten(0, self.log_p.shape)
 
     def _words(self, vocabulary: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from greenformers._extras import needed
+from greenformers.speech.alignment import loudness
 from greenformers.train.stream import generator
 
 FILE = "fsdd.npz"
@@ -29,6 +30,9 @@ PAUSE = 2_400  # samples between two digits at most: 150 ms
 TEST_TAKES = range(5)  # the official split of the corpus
 VALID_TAKES = range(5, 8)
 STRING_OF = 5  # clips of the training split for each string of an epoch
+FRAME = 160  # samples of a string whose loudness is measured: 10 ms
+SOUNDING = 40.0
+"""Decibels below the loudest frame of a clip down to which a frame sounds."""
 
 Clips = dict[str, list[Tensor]]  # by speaker: for each digit, the indices of its clips (k,)
 
@@ -101,7 +105,7 @@ class SpokenDigits:
 
         Returns:
             Samples (n,) at 16 kHz in -1..1; the text, such as "seven zero three"; and its source: "clips", their
-            indices in the corpus, and "speaker".
+            indices in the corpus, "starts", the sample of the string that each begins at, and "speaker".
 
         Raises:
             ValueError: As in `digits_in`.
@@ -113,6 +117,7 @@ class SpokenDigits:
         speaker = list(by_speaker)[_below(len(by_speaker), source)]
         parts: list[Tensor] = []
         clips: list[int] = []
+        starts: list[int] = []
         words: list[str] = []
         for place in range(count):
             digit = _below(len(DIGITS), source)
@@ -120,10 +125,28 @@ class SpokenDigits:
             clip = int(takes[_below(len(takes), source)])
             if place:
                 parts.append(torch.zeros(_below(PAUSE + 1, source)))
+            starts.append(sum(map(len, parts)))
             parts.append(self._audio[self._offsets[clip] : self._offsets[clip + 1]])
             clips.append(clip)
             words.append(DIGITS[digit])
-        return torch.cat(parts), " ".join(words), {"clips": clips, "speaker": speaker}
+        return torch.cat(parts), " ".join(words), {"clips": clips, "starts": starts, "speaker": speaker}
+
+    def times(self, about: dict[str, Any]) -> list[tuple[float, float]]:
+        """When each word of a string sounds, from its start to its end in seconds, to 10 ms.
+
+        A clip may begin and end with quiet frames, which are no part of the word.
+
+        Args:
+            about: Source of the string, as `string` gives it.
+        """
+        times = []
+        for clip, start in zip(about["clips"], about["starts"], strict=True):
+            waveform = self._audio[self._offsets[clip] : self._offsets[clip + 1]]
+            levels = loudness(waveform, FRAME)
+            sounding = (levels >= levels.max() - SOUNDING).nonzero().flatten().tolist()
+            first, last = FRAME * sounding[0], min(FRAME * (sounding[-1] + 1), len(waveform))
+            times.append(((start + first) / RATE, (start + last) / RATE))
+        return times
 
 
 def load(

@@ -62,13 +62,14 @@ class StaticEncoder:
         """The vectors of texts (B, d')."""
         return self.vectors(*self.tokens(texts))
 
-    def save(self, folder: Path, card: str = "") -> Path:
+    def save(self, folder: str | Path, card: str = "") -> Path:
         """Write the folder, read it again and compare; an earlier one is replaced once all is written.
 
         Raises:
             ValueError: What was read again is something else, or vectors are not finite.
             FileExistsError: The folder holds something else.
         """
+        folder = Path(folder)
         if not bool(self.weight.isfinite().all()):
             raise ValueError("the static encoder was not saved: its vectors are not finite")
         with building(folder) as unfinished:

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from greenformers.attention import Attention
+from greenformers.train.low_rank import decay_products
 from greenformers.train.objective import Objective
 from greenformers.train.stream import generator
 
@@ -49,6 +50,20 @@ class Update(TrainerCallback):
                     for name in module.summed:
                         torch.distributed.all_reduce(getattr(module, name), group=self._group)
                 module.update_()
+
+
+class ProductDecay(TrainerCallback):
+    """After every update, products of low-rank factors decay by weight decay, in place of the factors themselves.
+
+    Nothing decays where the update was left out, as gradients of fp16 were not finite.
+    """
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **context: Any
+    ) -> None:
+        optimizer = context["optimizer"]
+        if not getattr(optimizer, "step_was_skipped", False):  # an attribute of accelerate's optimisers
+            decay_products(context["model"], optimizer.param_groups[0]["lr"] * args.weight_decay)
 
 
 def better(score: float) -> float:
@@ -96,11 +111,22 @@ class Pace(TrainerCallback):
         control.should_log = control.should_save or step % self._log == 0
 
 
+class Until(TrainerCallback):
+    """Ends training after a step, with a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.global_step == self._step:
+            control.should_log = control.should_save = control.should_training_stop = True
+
+
 class Interruption(TrainerCallback):
     """On SIGTERM and SIGINT, the run saves after the current step and ends.
 
     Attributes:
-        signal: Number of the signal that came, None if none did.
+        signal: Number of the signal that came, None if none did; SIGTERM where it came to another process.
         heeded: Whether the run ended because of it.
     """
 
@@ -130,6 +156,7 @@ class Interruption(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if _anywhere(self.signal is not None) and state.global_step < state.max_steps:
+            self.signal = signal.SIGTERM if self.signal is None else self.signal
             control.should_log = control.should_save = control.should_training_stop = self.heeded = True
 
 

@@ -133,8 +133,8 @@ class TextRegression(TextClassification):
 
     metric = "spearman"
 
-    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error."""
+    def predicted(self, model: PreTrainedModel, split: str, batch_size: int) -> tuple[Tensor, Tensor]:
+        """Predictions and scores of the texts of a split (n,), float64, on the CPU."""
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
         device = next(model.parameters()).device
         predictions, targets = [], []
@@ -143,7 +143,11 @@ class TextRegression(TextClassification):
                 targets.append(batch.pop("labels").double())
                 inputs = {name: value.to(device) for name, value in batch.items()}
                 predictions.append(model(**inputs).logits.squeeze(-1).cpu().double())
-        x, y = torch.cat(predictions), torch.cat(targets)
+        return torch.cat(predictions), torch.cat(targets)
+
+    def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
+        """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error."""
+        x, y = self.predicted(model, split, batch_size)
         return {
             "spearman": 100 * spearman(x.numpy(), y.numpy()),
             "pearson": 100 * pearson(x.numpy(), y.numpy()),

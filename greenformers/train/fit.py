@@ -5,20 +5,26 @@ import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from greenformers.train import checkpoint
+from greenformers.train import checkpoint, low_rank
 from greenformers.train.bf16 import Precision, recomputed
-from greenformers.train.callbacks import Interruption, Pace, Patience, Watch
+from greenformers.train.callbacks import Interruption, Pace, Patience, Until, Watch
 from greenformers.train.objective import Objective
-from greenformers.train.processes import alone
+from greenformers.train.processes import alone, first_process, wait
 from greenformers.train.shard import is_sharded, shard
-from greenformers.train.stream import Stream
+from greenformers.train.stream import Stream, generator
 from greenformers.train.trainer import ResumableTrainer
+
+DENSE = "dense"
+"""Folder, among checkpoints, of those of the steps in which layers are dense."""
+
+MUON = 10
+"""Highest learning rate of Muon in units of AdamW's, where Muon is asked for without a rate."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,12 @@ class Schedule:
         accumulate: Parts of a batch that are computed one after the other; a divisor of the batch size.
         learning_rate: Highest learning rate of AdamW.
         muon_rate: Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest;
-            by default AdamW trains all. See `greenformers.train.optimizer`.
+            by default AdamW trains all, or with low_rank_training "muon" ten times the learning rate. See
+            `greenformers.train.optimizer`.
+        low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`: "adamw",
+            as all others; "muon", where factors are matrices inside the layers, else AdamW; "spectral", from truncated
+            dense weights, with decay of the product of the factors; "dense_first", dense for a quarter of the steps and
+            then truncated. The last two start with new weights.
         warmup: Share of the steps that are warm-up, 0..1.
         decay: Factor of the learning rate after every step, in place of the cosine.
         weight_decay: Weight decay.
@@ -55,6 +66,7 @@ class Schedule:
     accumulate: int = 1
     learning_rate: float = 2e-3
     muon_rate: float | None = None
+    low_rank_training: str = "adamw"
     warmup: float = 0.1
     decay: float | None = None
     weight_decay: float = 0.01
@@ -94,6 +106,7 @@ class Schedule:
             raise ValueError(f"muon_rate must be above 0, got {self.muon_rate}")
         if self.muon_rate is not None and self.shard:
             raise ValueError("shard must be off with muon_rate: Muon makes one update of a whole matrix")
+        self._check_low_rank_training()
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
         if self.decay is not None and not 0 < self.decay <= 1:
@@ -105,6 +118,30 @@ class Schedule:
             raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}; got {self.precision!r}")
         if self.precision == "fp16" and not torch.cuda.is_available():
             raise ValueError("precision must be fp32 or bf16 where there is no GPU, got 'fp16'")
+
+    def _check_low_rank_training(self) -> None:
+        way = self.low_rank_training
+        if way not in low_rank.WAYS:
+            raise ValueError(f"low_rank_training must be one of {', '.join(low_rank.WAYS)}; got {way!r}")
+        if way != "adamw" and self.shard:
+            raise ValueError(f"shard must be off with low_rank_training {way}, which works on whole weights")
+        if way == "spectral" and self.muon_rate is not None:
+            raise ValueError(
+                "muon_rate must be left out with low_rank_training spectral, as Muon decays factors by themselves; "
+                f"got {self.muon_rate}"
+            )
+        if way == "dense_first" and self.patience is not None:
+            raise ValueError(
+                "patience must be left out with low_rank_training dense_first, whose layers it could leave dense; "
+                f"got {self.patience}"
+            )
+
+    @property
+    def highest_muon_rate(self) -> float | None:
+        """Highest learning rate of Muon; None: AdamW trains all."""
+        if self.low_rank_training == "muon" and self.muon_rate is None:
+            return MUON * self.learning_rate
+        return self.muon_rate
 
     def paces(self) -> tuple[int | None, int | None, int | None]:
         """Steps between entries of the loss, evaluations and checkpoints."""
@@ -172,23 +209,64 @@ def fit(
         The history from the first step on, also where the run was resumed.
 
     Raises:
-        ValueError: The batch does not fit the training set or the processes.
+        ValueError: The batch does not fit the training set or the processes, or low_rank_training the model.
     """
+    dense_first = schedule.low_rank_training == "dense_first"
     if folder is None and schedule.patience is not None and not alone():
         raise ValueError("patience needs a folder where there are several processes: the best weights are read there")
+    if folder is None and dense_first and not alone():
+        raise ValueError("low_rank_training dense_first needs a folder where there are several processes")
+    low_rank.check(model, schedule.low_rank_training, schedule.stream(objective).steps)
     # Weights and moments that nobody could go on from are not written: of a small model they take as long as a step.
     keep = 0 if folder is None else schedule.keep
+    options: dict[str, Any] = {"label": label, "console": console, "callbacks": callbacks}
     with nullcontext(folder) if folder is not None else tempfile.TemporaryDirectory() as place:
-        return _fit(
-            model, objective, schedule, label=label, console=console, folder=Path(place), keep=keep, resume=resume,
-            callbacks=callbacks,
-        )  # fmt: skip
+        path, seconds = Path(place), 0.0
+        start = checkpoint.newest(path, console.print) if resume else None
+        if start is None and dense_first:
+            seconds, ended = _dense_first(model, objective, schedule, path, resume=resume, **options)
+            if ended is not None:
+                return ended
+            start = path / f"step-{low_rank.dense_steps(schedule.stream(objective).steps)}"
+        history = _fit(model, objective, schedule, path, keep=keep, start=start, **options)
+        return replace(history, seconds=seconds + history.seconds)
+
+
+def _dense_first(
+    model: PreTrainedModel, objective: Objective, schedule: Schedule, folder: Path, *, resume: bool, console: Console,
+    **options: Any,
+) -> tuple[float, History | None]:  # fmt: skip
+    """Train dense layers, and write the checkpoint of the low-rank network that goes on from there.
+
+    Returns:
+        Time in optimisation steps; and the history, where a signal ended the training early.
+    """
+    steps, seconds = schedule.stream(objective).steps, 0.0
+    step = low_rank.dense_steps(steps)
+    dense = folder / DENSE
+    start, end = checkpoint.newest(dense, console.print) if resume else None, dense / f"step-{step}"
+    wait()  # whoever looks for the newest checkpoint removes those that are not finished
+    if start != end:
+        set_seed(schedule.seed)
+        config: Any = model.config
+        network = objective.build(config.without_ranks())
+        history = _fit(
+            network, objective, schedule, dense, keep=schedule.keep, start=start, until=step, console=console, **options
+        )
+        seconds = history.seconds
+        if history.stopped is not None:
+            return seconds, history
+    if first_process():
+        checkpoint.write(folder, step, low_rank.low_rank_checkpoint(end, model), keep=steps)
+    wait()
+    return seconds, None
 
 
 def _fit(
-    model: PreTrainedModel, objective: Objective, schedule: Schedule, *, label: str, console: Console, folder: Path,
-    keep: int, resume: bool, callbacks: tuple[TrainerCallback, ...],
+    model: PreTrainedModel, objective: Objective, schedule: Schedule, folder: Path, *, keep: int, start: Path | None,
+    label: str, console: Console, callbacks: tuple[TrainerCallback, ...], until: int | None = None,
 ) -> History:  # fmt: skip
+    """Train from a checkpoint, or from the beginning, for all steps or until one."""
     stream = schedule.stream(objective)
     watch, interruption = Watch(label, console), Interruption()
     pace = Pace(*(every or stream.steps_an_epoch for every in schedule.paces()))
@@ -199,6 +277,9 @@ def _fit(
     # Pre-training uses no pooling.
     if getattr(getattr(model, "base_model", None), "pool", None) is not None:
         arguments.ddp_find_unused_parameters = True
+    way = schedule.low_rank_training
+    if way == "spectral" and start is None:
+        low_rank.begin_spectral(model, generator(schedule.seed, 7))
     device = arguments.device  # reading this property initialises the process group
     if sharded and torch.distributed.is_initialized():
         shard(model, device)
@@ -208,16 +289,17 @@ def _fit(
         stream,
         keep=keep,
         decay=schedule.decay,
-        muon_rate=schedule.muon_rate,
-        callbacks=[watch, pace, interruption, *callbacks],
+        again=low_rank.dense_steps(stream.steps) if way == "dense_first" else None,
+        muon_rate=schedule.highest_muon_rate,
+        decays_products=way == "spectral",
+        callbacks=[watch, pace, interruption, *([] if until is None else [Until(until)]), *callbacks],
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
-    start = checkpoint.newest(folder, console.print) if resume else None
     with interruption.listening():
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
     reached = trainer.state.global_step
-    stopped = interruption.signal if reached < stream.steps else None
+    stopped = interruption.signal if interruption.heeded else None
     if schedule.patience is not None and stopped is None:
         trainer.load_best()
     log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
@@ -232,14 +314,24 @@ def per_process(schedule: Schedule, *, whole: bool = False) -> int:
         whole: Whether every process sees the whole batch, as the stages of a pipeline do.
 
     Raises:
-        ValueError: The batch cannot be divided evenly.
+        ValueError: The batch cannot be divided evenly, or accelerate was started with another precision.
     """
+    _check_precision(schedule.precision)
     # torchrun and accelerate set the number of processes; a single process uses all GPUs that it sees.
     processes = 1 if whole else int(os.environ.get("WORLD_SIZE", 0)) or torch.cuda.device_count() or 1
     shares = processes * schedule.accumulate
     if schedule.batch_size % shares:
         raise ValueError(f"batch must be a multiple of {shares}, processes x accumulate, got {schedule.batch_size}")
     return schedule.batch_size // shares
+
+
+def _check_precision(precision: Precision) -> None:
+    """Raise ValueError where the Trainer would take another precision from the environment, of `accelerate launch`."""
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if asked not in ("no", precision):
+        raise ValueError(
+            f"mixed_precision of accelerate must be no, or {precision}, the precision of the training; got {asked}"
+        )
 
 
 def trainer_arguments(schedule: Schedule, stream: Stream, folder: Path, *, whole: bool = False) -> TrainingArguments:

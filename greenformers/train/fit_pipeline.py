@@ -35,8 +35,8 @@ def fit_pipeline(
     Args:
         model: A model that the objective has built, the same in every process.
         objective: The objective that the model is trained for.
-        schedule: How long and how fast the model is trained; patience, accumulate, shard, precision and muon_rate must
-            be the defaults.
+        schedule: How long and how fast the model is trained; patience, accumulate, shard, precision, muon_rate and
+            low_rank_training must be the defaults.
         micro_batches: Number of parts of a batch that are in the pipeline at once.
         stages: Number of stages; None: as many as processes, else as many replicas as processes over stages.
         label: Label of the progress bar.
@@ -55,7 +55,7 @@ def fit_pipeline(
         run.train([watch, interruption, *callbacks])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
     progress = run.progress
-    stopped = interruption.signal if progress.global_step < progress.max_steps else None
+    stopped = interruption.signal if interruption.heeded else None
     return History(watch.seconds, progress.log_history, run.stream.steps_an_epoch, progress.global_step, stopped)
 
 

@@ -16,6 +16,7 @@ from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.lottery import Lottery
+from greenformers.train.low_rank import ANEW, check, dense_steps
 from greenformers.train.objective import Objective
 from greenformers.train.pipeline import checked
 from greenformers.train.processes import alone, first_process, processes
@@ -173,8 +174,23 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
         raise ValueError(f"snapshots are not made in a pipeline (micro_batches), got {settings.snapshots}")
     if snapshots and not 1 <= snapshots[0] <= snapshots[-1] <= steps:
         raise ValueError(f"snapshots must be in 1..{steps}, the steps of the run, got {settings.snapshots}")
+    _check_low_rank_training(settings, model, steps)
     task.objective.size("valid")  # a run without a validation split would fail at its first evaluation
     return task, model
+
+
+def _check_low_rank_training(settings: Training, model: PreTrainedModel, steps: int) -> None:
+    """Raise ValueError where the way of training low-rank layers has no effect, or excludes another setting."""
+    way, snapshots = settings.low_rank_training, settings.snapshot_steps
+    check(model, way, steps)
+    if way in ANEW and settings.init is not None:
+        raise ValueError(
+            f"init must be left out with low_rank_training {way}, which starts anew; got {settings.init!r}"
+        )
+    if way == "dense_first" and snapshots and snapshots[0] <= (dense := dense_steps(steps)):
+        raise ValueError(
+            f"snapshots must be in {dense + 1}..{steps}, where layers are of low rank, got {settings.snapshots}"
+        )
 
 
 def _train(

@@ -56,6 +56,14 @@ class Training:
     chunk: int | None = setting(
         None, "Positions that a feed-forward block computes at once; fewer take fewer bytes of memory."
     )
+    feed_forward_kind: str | None = setting(
+        None,
+        "Kind of the feed-forward blocks, a file of greenformers/feed_forward: dense, gated, chunked, or switch, a "
+        "mixture of experts; by default gated in a causal network, else dense.",
+    )
+    feed_forward_option: dict[str, Any] | None = setting(  # noqa: RUF009
+        None, "Option of that kind as name=value, such as experts=8; may be repeated."
+    )
     share: str | None = setting(None, "Parameters that all layers share: all, attention or feed_forward.")
     depth: str | None = setting(
         None,
@@ -65,11 +73,13 @@ class Training:
     depth_option: dict[str, Any] | None = setting(None, "Option of the depth as name=value; may be repeated.")  # noqa: RUF009
     position: str | None = setting(
         None,
-        "Position encoding: learned, sinusoidal, rotary or none; by default rotary in a causal network whose attention "
-        "takes it, else learned.",
+        "Position encoding, a file of greenformers/position: learned, sinusoidal, rotary, alibi, t5, shaw or huang; or "
+        "none; by default rotary in a causal network whose attention takes it, else learned.",
     )
     memory: int = setting(
-        0, "causal_lm: tokens of earlier segments in the segment memory; for transformer_xl and compressive."
+        0,
+        "causal_lm: tokens of earlier segments in the segment memory; for transformer_xl, compressive and "
+        "adaptive_span.",
     )
     pooling: str = setting("cls", "Pooling of a sequence into one vector: cls, mean or pma.")
     dropout: float = setting(0.0, "Dropout after the embedding and each block.")
@@ -82,7 +92,13 @@ class Training:
     muon_rate: float | None = setting(
         None,
         "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
-        "default AdamW trains all. Ten times the learning rate is a beginning.",
+        "default AdamW trains all, or Muon at ten times the learning rate where low_rank_training is muon.",
+    )
+    low_rank_training: str = setting(
+        "adamw",
+        "Way to train low-rank layers: adamw, as all others; muon, where factors are matrices inside the layers, else "
+        "AdamW; spectral, from truncated dense weights, with decay of the product of the factors; dense_first, dense "
+        "for a quarter of the steps and then truncated.",
     )
     warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
@@ -168,6 +184,11 @@ class Training:
             raise ValueError(
                 f"muon_rate must be left out with lottery_rounds: Muon moves dropped weights too; got {self.muon_rate}"
             )
+        if self.low_rank_training != "adamw":
+            raise ValueError(
+                "low_rank_training must be adamw with lottery_rounds, as other ways move dropped weights too; "
+                f"got {self.low_rank_training!r}"
+            )
         if self.lottery_rewind and self.patience is not None:
             raise ValueError(
                 f"patience must be left out with lottery_rewind, whose step it could end before; got {self.patience}"
@@ -242,6 +263,11 @@ class Training:
         }
         if self.chunk is not None:
             sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}
+        if self.feed_forward_kind is not None:
+            sizes |= self._feed_forward(self.feed_forward_kind)
+        elif self.feed_forward_option:
+            given = ", ".join(self.feed_forward_option)
+            raise ValueError(f"feed_forward_option is for a feed_forward_kind, got {given}")
         if self.share is not None:
             if self.depth is not None:
                 raise ValueError(f"share must be left out with depth, got {self.share!r} and {self.depth!r}")
@@ -259,6 +285,26 @@ class Training:
             options={attention: options} if options else None,
             narrow=True,
         )
+
+    def _feed_forward(self, kind: str) -> dict[str, Any]:
+        """Arguments of the configuration for a kind of feed-forward block.
+
+        Raises:
+            ValueError: There is no such kind, it does not take an option, or `chunk` is given too.
+        """
+        from greenformers._registry import check_options
+        from greenformers.feed_forward import feed_forward_class, names
+
+        if kind not in names():
+            raise ValueError(f"feed_forward_kind must be one of {', '.join(names())}; got {kind!r}")
+        if self.chunk is not None:
+            raise ValueError(f"chunk must be left out with feed_forward_kind, got {self.chunk} and {kind!r}")
+        options = self.feed_forward_option or {}
+        try:
+            check_options(kind, feed_forward_class(kind), options)
+        except TypeError as error:
+            raise ValueError(f"feed_forward_option: {error}") from None
+        return {"feed_forward": kind, "feed_forward_options": options or None}
 
     @staticmethod
     def networks() -> ModuleType:

@@ -85,6 +85,14 @@ class Tagging(Objective):
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
         """F1, precision and recall of entities in percent, see `greenformers.measure.entities.entity_scores`."""
+        return entity_scores(self.predicted(model, split, batch_size), self.right(split))
+
+    def right(self, split: str) -> list[list[str]]:
+        """The right tags of the words of each sentence."""
+        return [[self.data.tags[tag] for tag in row] for row in self.data.split(split).tags]
+
+    def predicted(self, model: PreTrainedModel, split: str, batch_size: int) -> list[list[str]]:
+        """The tags that a model gives the words of each sentence; words that were cut off are outside of entities."""
         names, sentences = self.data.tags, self.data.split(split)
         tags = [[0] * len(words) for words in sentences.words]
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
@@ -98,9 +106,7 @@ class Tagging(Objective):
                     for at in (words >= 0).nonzero().flatten().tolist():
                         tags[place][int(words[at])] = int(predicted[at])
                     place += 1
-        return entity_scores(
-            [[names[tag] for tag in row] for row in tags], [[names[tag] for tag in row] for row in sentences.tags]
-        )
+        return [[names[tag] for tag in row] for row in tags]
 
 
 def first_tokens(words: list[str], spans: list[tuple[int, int]]) -> list[int]:

@@ -169,7 +169,7 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     """Put into a model the weights of a trained one; the head is new unless it is one of the same kind and size.
 
     Raises:
-        ValueError: The networks below the heads differ.
+        ValueError: The networks below the heads differ in more than their pooling.
         OSError: There is no trained model in the folder.
     """
     stored = load_file(folder / "model.safetensors")
@@ -186,4 +186,9 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
             raise ValueError(f"init must have the sizes of this network: {name} is {there} there and {here} here")
         if name.startswith(body) and name not in stored and name not in tied:
             raise ValueError(f"init must be a network of the same slots as this one: it has no {name}")
+    # Pooling, which pre-training does not use, may be another one here.
+    below = [name for name in stored if name.startswith(body) and not name.startswith(f"{body}pool.")]
+    for name in below:
+        if name not in own:
+            raise ValueError(f"init must be a network of the same slots as this one: it alone has {name}")
     model.load_state_dict({name: tensor for name, tensor in stored.items() if name in own}, strict=False)

@@ -13,7 +13,8 @@ from transformers.trainer_callback import PrinterCallback
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.bf16 import AttentionInFloat32
-from greenformers.train.callbacks import Reseed, Update
+from greenformers.train.callbacks import ProductDecay, Reseed, Update
+from greenformers.train.low_rank import factors
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
@@ -30,7 +31,9 @@ class ResumableTrainer(Trainer):
         stream: The training examples, in order.
         keep: Number of checkpoints to keep; 0: none is written.
         decay: Decay of the learning rate, see `learning_rates`.
+        again: Number of steps after which the learning rate rises again, see `learning_rates`.
         muon_rate: Highest learning rate of Muon, see `muon_and_adamw`; None: AdamW trains all parameters.
+        decays_products: Whether products of low-rank factors decay, and not the factors, see `ProductDecay`.
         callbacks: Callbacks, called at every event.
     """
 
@@ -47,7 +50,9 @@ class ResumableTrainer(Trainer):
         *,
         keep: int,
         decay: float | None,
+        again: int | None,
         muon_rate: float | None,
+        decays_products: bool,
         callbacks: list[TrainerCallback],
     ) -> None:
         super().__init__(
@@ -55,7 +60,7 @@ class ResumableTrainer(Trainer):
             arguments,
             train_dataset=stream,
             data_collator=stream.objective.collate,
-            callbacks=[Reseed(stream.seed), Update(), *callbacks],
+            callbacks=[Reseed(stream.seed), Update(), *([ProductDecay()] if decays_products else []), *callbacks],
         )
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
@@ -63,6 +68,7 @@ class ResumableTrainer(Trainer):
         if self._objective.memory and (arguments.world_size > 1 or arguments.gradient_accumulation_steps > 1):
             raise ValueError("memory needs one process and accumulate 1: each row of a batch goes on where it stopped")
         self._folder, self._decay, self._muon_rate = Path(arguments.output_dir or "."), decay, muon_rate
+        self._again, self._decays_products = again, decays_products
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int]:
         return SequentialSampler(self._stream)
@@ -78,10 +84,19 @@ class ResumableTrainer(Trainer):
         )  # fmt: skip
         return self.optimizer
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Names of the parameters that decay: those of the Trainer, without factors whose product decays."""
+        names = super().get_decay_parameter_names(model)
+        if not self._decays_products:
+            return names
+        apart = {id(factor) for pair in factors(model).values() for factor in pair}
+        products = {name for name, parameter in model.named_parameters() if id(parameter) in apart}
+        return [name for name in names if name not in products]
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the learning rate scheduler, see `learning_rates`."""
         steps, warmup = num_training_steps, self.args.warmup_steps
-        self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay)
+        self.lr_scheduler = learning_rates(optimizer or self.optimizer, steps, warmup, self._decay, self._again)
         return self.lr_scheduler
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

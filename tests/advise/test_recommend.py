@@ -111,6 +111,24 @@ def test_causal_linformer_stands_last_with_its_reason() -> None:
     assert "does not arise" in finding(replace(NEED, network=replace(NETWORK, causal=True)), ALL, 4)
 
 
+def test_a_control_that_cannot_be_as_small_stands_last_with_its_reason() -> None:
+    need = replace(NEED, network=Network(hidden=64, heads=16, feed_forward=256, layers=1))
+    *rows, last = advised(need, names=["narrow", "lrt"], ranks=(4,))
+    assert {row.cell.name for row in rows} == {BASELINE, "lrt 4"}
+    assert all(row.refused is None for row in rows)
+    assert (last.cell.name, last.parameters, last.reason) == ("narrow 4", 0, "")
+    assert str(last.refused).startswith(
+        "no dense network of 16 heads costs as little as that of width 64 with the rank"
+    )
+
+
+def test_a_narrower_network_of_as_many_flops_is_a_candidate() -> None:
+    rows = by_name(advised(names=["lrt", "narrow_flops"], ranks=(8,)))
+    dense, narrow = rows[BASELINE], rows["narrow_flops 8"]
+    assert narrow.refused is None
+    assert 0 < narrow.parameters < dense.parameters
+
+
 def test_an_unknown_name_is_refused_with_its_reason() -> None:
     assert "variant must be one of" in str(advised(names=["reformed"])[-1].refused)
 

@@ -18,7 +18,7 @@ import greenformers
 from greenformers.changes import Exits
 from greenformers.changes._exit_check import fitting
 from greenformers.changes._exit_modules import EncoderExit, Rule
-from greenformers.changes._exit_passes import Scripted, selected
+from greenformers.changes._exit_passes import Scripted, named, selected
 from greenformers.changes._exit_threshold import choose, enough, left_by, upper
 from greenformers.changes._exit_training import parted
 from greenformers.changes._exits import EarlyExits, exits_in, put
@@ -27,6 +27,8 @@ from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.export.write import write
 from greenformers.measure.flops import flops
+from greenformers.model import GreenformerConfig, GreenformerModel
+from greenformers.position import Rotation
 
 LAYERS, ROWS, LONGEST = 5, 11, 13
 KINDS = {
@@ -259,6 +261,38 @@ def test_what_texts_share_is_not_selected() -> None:
     assert args[1][1].equal(options["mask"])
     assert options["mask"].equal(mask[rows])
     assert options["one"].shape == (1, 3)
+
+
+def test_angles_of_rotary_positions_are_those_of_the_texts_that_go_on() -> None:
+    """Behind padding each text has angles of its own, in a named tuple."""
+    rows, angles = torch.tensor([0, 2]), Rotation(torch.randn(3, 1, 5, 4), torch.randn(3, 1, 5, 4))
+    own = selected({"rotation": angles}, 3, rows)["rotation"]
+    assert isinstance(own, Rotation)
+    assert own.cos.equal(angles.cos[rows])
+    assert own.sin.equal(angles.sin[rows])
+    assert [name for name, _ in named({"rotation": angles})] == [".rotation.0", ".rotation.1"]
+
+    torch.manual_seed(0)
+    model = GreenformerModel(
+        GreenformerConfig(
+            vocab_size=53, hidden_size=16, num_attention_heads=2, intermediate_size=24, num_hidden_layers=3,
+            max_position_embeddings=31, position="rotary", initializer_range=0.3,
+        )
+    ).eval()  # fmt: skip
+    fit = fitting(model, None, None)
+    exits = fit.exits(1, 0)
+    put(model, fit.path, exits)
+    batch = {name: x.flip(1) for name, x in padded().items()}
+    mask = batch["attention_mask"].bool()
+    way = exits.early(mask, Scripted)
+    assert isinstance(way, Scripted)
+    way.named = (0, 3, 4)
+    with torch.no_grad():
+        whole = model(**batch).last_hidden_state
+        with exits.going(way):
+            some = model(**batch).last_hidden_state
+    for row in set(range(ROWS)) - set(way.named):
+        torch.testing.assert_close(some[row][mask[row]], whole[row][mask[row]])
 
 
 def test_copies_have_exits_of_their_own() -> None:

@@ -4,6 +4,7 @@ import ast
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,7 +188,10 @@ def test_no_other_file_names_a_change() -> None:
     forbidden |= {f"changes.{name}" for name in {*names(), *classes, *(f"_{name}" for name in names())}}
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if not path.is_relative_to(PACKAGE / "changes")]
     assert len(paths) > 200
-    said = {str(path.relative_to(PACKAGE)): strings_and_imports(path.read_text()) & forbidden for path in paths}
+    # Most files hold no such word at all, and need not be parsed.
+    holds = re.compile("|".join(["greenformers.changes", r"changes\.\w", *(set(names()) - ORDINARY)]))
+    texts = ((path, text) for path in paths if holds.search(text := path.read_text()))
+    said = {str(path.relative_to(PACKAGE)): strings_and_imports(text) & forbidden for path, text in texts}
     assert {path: found for path, found in said.items() if found} == {}
 
 

@@ -39,6 +39,17 @@ def test_low_rank_blocks_are_refused() -> None:
         greenformers.compress(model, [Upcycle()], example={"input_ids": IDS})
 
 
+@pytest.mark.parametrize("block", ["lite", "evolved", "independent", "bp"])
+def test_blocks_which_return_no_loss_are_refused(block: str) -> None:
+    torch.manual_seed(0)
+    sizes = SIZES | {"hidden_size": 12, "num_attention_heads": 2, "block": block}
+    model = GreenformerForMaskedLM(GreenformerConfig(**sizes))
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=f"block must be standard, whose layers return the loss .*; got {block}"):
+        greenformers.compress(model, [Upcycle(experts=2)], example={"input_ids": IDS})
+    check_same(before, snapshot(model))
+
+
 def ours(name: str) -> Any:
     torch.manual_seed(0)
     kind, more = OURS[name]

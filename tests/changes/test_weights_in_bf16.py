@@ -6,7 +6,7 @@ from contract import check_same, snapshot
 from zoo import difference, inputs, network, outputs
 
 import greenformers
-from greenformers.changes import Bfloat16, Given, Heal
+from greenformers.changes import Bfloat16, Given, Heal, Int8
 from greenformers.checkpoint.load import load
 from greenformers.measure.parameters import bytes_of
 from greenformers.search.space import Space
@@ -58,6 +58,7 @@ def test_it_is_tried_in_torch_on_machines_that_multiply_in_it(monkeypatch) -> No
         slots = Space.of(model, given, length=8, causal=False, runtime=runtime).slots
         return {change.label for slot in slots for change in slot}
 
+    monkeypatch.setattr("greenformers.search.space.kinds", lambda: [Bfloat16, Int8])
     monkeypatch.setattr("greenformers.train.bf16.quickest", lambda: "bf16")
     assert "bf16" in labels("torch")
     assert "bf16" not in labels("openvino")

@@ -70,11 +70,26 @@ def test_a_grid_is_measured_once_and_drawn(
     assert Path("r/bench.jsonl").read_bytes() == before
     assert files(here / "page") == drawn
     # A larger grid: only what is new is measured, and the page is of what was asked for.
-    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--ranks", "2,4", "--modes", "inference") == 0
+    capsys.readouterr()
+    larger = ["--ranks", "2,4", "--modes", "inference", "--published", "there"]
+    assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *larger) == 0
+    assert "there lacks thesis_fig3_4_lrt_inference.csv, " in capsys.readouterr().out
     new = read("r/bench.jsonl")[len(found) :]
     assert {(r.variant, r.setting["rank"]) for r in new} == {("lrt", 4)}
     assert all(r.to == "transformer" and r.ratio for r in new)
     assert "linformer" not in (here / "page/index.html").read_text().split("<h2>How it was measured")[0]
+
+
+def test_a_control_that_cannot_be_as_small_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--hidden", "64", "--heads", "16", "--feed-forward", "256", "--ranks", "4", "--modes", "inference"]
+    assert run(monkeypatch, "bench", "--variants", "lrt,narrow", *BENCH, *sizes) == 0
+    line = (
+        "left out at N 4, 8: narrow 4: no dense network of 16 heads costs as little as that of width 64 with the rank 4"
+    )
+    assert line in capsys.readouterr().out
+    assert {r.variant for r in read("r/bench.jsonl")} == {"transformer", "transformer (eager)", "lrt"}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, run
+from command_line import SMALL, refused, run
 
 from greenformers.advise import compare
 from greenformers.measure.record import read
@@ -111,3 +111,39 @@ def test_a_damaged_part_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(compare, "fit", interrupted(compare.fit, 1, signal.SIGTERM, trained))
     assert run(monkeypatch, *words(tmp_path)) == 128 + signal.SIGTERM
     assert trained == ["transformer"]
+
+
+def test_a_control_that_cannot_be_is_left_out_unless_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    compared: list[list[str]] = []
+
+    def noted(*given: Any, **_: Any) -> None:
+        compared.append(given[1])
+        raise ValueError("enough")
+
+    files = ["--out", str(tmp_path / "report"), "--results", str(tmp_path / "compare.jsonl")]
+    with monkeypatch.context() as patched:
+        patched.setattr(compare, "compare", noted)
+        assert run(patched, "compare", *SMALL, "--rank", "3", *files) == 2
+        assert "left out" not in capsys.readouterr().out
+        assert run(patched, "compare", *SMALL, "--heads", "4", *files) == 2
+        reason = "no dense network of 4 heads costs as little as that of width 8 with the rank 2"
+        assert f"narrow is left out: {reason}" in capsys.readouterr().out
+        assert "hidden must be" in refused(patched, capsys, "compare", *SMALL, "--hidden", "0", *files)
+    assert compared == [list(compare.USUAL), [name for name in compare.USUAL if name != "narrow"]]
+    given = ["--variants", "lrt,narrow", "--heads", "4"]
+    assert reason in refused(monkeypatch, capsys, "compare", *SMALL, *given, *files)
+
+
+def test_low_rank_training_is_for_low_rank_variants_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ways, plain = {}, compare.fit
+
+    def noted(model: Any, objective: Any, schedule: Any, **options: Any) -> Any:
+        ways[options["label"].strip()] = schedule.low_rank_training
+        return plain(model, objective, schedule, **options)
+
+    monkeypatch.setattr(compare, "fit", noted)
+    monkeypatch.setattr(compare, "costs", interrupted(compare.costs, 0, signal.SIGINT, []))
+    assert run(monkeypatch, *words(tmp_path, "--low-rank-training", "dense_first")) == 128 + signal.SIGINT
+    assert ways == {"transformer": "adamw", "lrt": "dense_first", "linformer": "adamw"}

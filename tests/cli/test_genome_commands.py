@@ -197,6 +197,17 @@ def test_from_phenotypes_to_tokens(here, shown):
     assert not list(here.glob(".*"))
 
 
+def test_sites_of_structural_variants_are_counted(here, shown):
+    rows = [row.split("\t") for row in (here / "sites.vcf").read_text().splitlines()]
+    rows[-1][4], rows[-1][7] = "<DEL>", "AF=0.5;END=200"
+    rows.insert(1, ['##INFO=<ID=END,Number=1,Type=Integer,Description="">'])
+    (here / "sites.vcf").write_text("".join("\t".join(row) + "\n" for row in rows))
+    said = "left out: 1 site of structural variants, whose bases are not known; the reference stands there"
+    assert shown("tokenize --reference ref.fa --sites sites.vcf --out tokens --size 90 --starts 9")[1] == said
+    out = shown("simulate --reference ref.fa --sites sites.vcf --people 40 --out made.vcf.gz")
+    assert out == ["made.vcf.gz: 40 synthetic people, 2 sites, no linkage", said]
+
+
 def test_apoe(shown, tmp_path):
     if not APOE.is_dir():
         pytest.skip(ABSENT)

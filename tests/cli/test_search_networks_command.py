@@ -2,14 +2,19 @@
 
 import json
 import re
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 from command_line import run
 
 from greenformers.search.network_lab import NetworkLab
+from greenformers.search.tries import Tries
 from greenformers.train import run as runs
 from greenformers.train.run import Stopped
+
+pytestmark = pytest.mark.usefixtures("drafts")
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -19,7 +24,9 @@ WORDS = ("search", "--data", "digits", "--limit", "200", "--steps", "18", "--bat
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: Patch) -> None:
-    """Every network takes a second of the search, however long it takes."""
+    """Every network takes half a second of the search, however long it takes."""
+    clock = count(step=0.25)
+    monkeypatch.setattr("greenformers.search.network_run.Tries", partial(Tries, clock=lambda: next(clock)))
     monkeypatch.setattr(NetworkLab, "speed_up", lambda *_: 1.5)
     monkeypatch.setattr("greenformers.search.network_run.RUNGS", (3, 1))
     monkeypatch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 0.0)
@@ -66,7 +73,9 @@ def test_stopped_it_goes_on_and_both_networks_are_runs(tmp_path: Path, monkeypat
     [(("--faster", "2x"), "--lose and --faster exclude each other"), (("--strategy", "darts"), "strategy must be one"),
      (("--vary", "width"), "vary must be of attention"), (("--attentions", "linformr"), "attentions must be of"),
      (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
-     (("--patience", "2"), "patience is not for a search"), (("--lose", "many"), "lose must be a share")],
+     (("--patience", "2"), "patience is not for a search"),
+     (("--low-rank-training", "muon"), "low_rank_training muon is for low-rank layers"),
+     (("--lose", "many"), "lose must be a share")],
 )  # fmt: skip
 def test_mistakes_are_one_line(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: Patch, capsys: Captured

@@ -1,11 +1,13 @@
 """The commands of speech, as a user meets them: trained, resumed, listened with, scored, and refused."""
 
+import io
 import json
 import re
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import refused, run
@@ -14,7 +16,7 @@ from speech.tones import LETTER, SMALL, TEXTS, corpus, settings, sound
 from greenformers.measure.record import read
 from greenformers.speech.settings import SpeechSettings
 
-pytest.importorskip("soundfile", reason="the speech extra is not installed")
+soundfile = pytest.importorskip("soundfile", reason="the speech extra is not installed")
 pytest.importorskip("jiwer", reason="the speech extra is not installed")
 
 pytestmark = pytest.mark.usefixtures("drafts")
@@ -249,6 +251,40 @@ def test_a_share_of_ctc_in_the_search(monkeypatch, capsys, runs, config, tmp_pat
         assert line == f"greenformers: {runs[0]}: {message}"
 
 
+def test_a_stream_writes_a_word_a_line(monkeypatch, capsys, runs, config, tmp_path):
+    joint, path = tmp_path / "joint", sound(tmp_path / "one.wav", "abc d ab" * 3)
+    flags = ("--ctc-weight", "0.3", "--valid-transcripts", "0")
+    assert run(monkeypatch, "speech", "train", str(config), "--out", str(joint), *flags) == 0
+    words = ["speech", "stream", str(joint), "--no-gate", "--width", "2", "--ctc-weight", "1"]
+    capsys.readouterr()
+    assert run(monkeypatch, *words, str(path), "--format", "tsv") == 0
+    shown = capsys.readouterr()
+    header, *rows = shown.out.splitlines()
+    assert header == "start\tend\ttext\tconfidence\theard"
+    for row in rows:
+        start, end, text, _, at = row.split("\t")
+        assert float(start) <= float(end) <= float(at)
+        assert text
+    assert re.fullmatch(rf"{path}: 2\.9 s of sound in \d+\.\d\d s, real-time factor \d+\.\d{{3}}\n", shown.err)
+    assert run(monkeypatch, *words, str(path)) == 0
+    assert capsys.readouterr().out.splitlines() == [row.split("\t")[2] for row in rows]
+    samples, _ = soundfile.read(path, dtype="int16")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(samples.astype("<i2").tobytes())))
+    assert run(monkeypatch, *words, "-", "--format", "json", "--rate", "4000") == 0
+    piped = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(word["text"], word["heard"]) for word in piped] == [
+        (row.split("\t")[2], float(row.split("\t")[4])) for row in rows
+    ]
+    for more, message in (
+        (["--ahead", "3"], "ahead must be in 0.1..0.15 s for this network, got 3"),
+        (["--chunk", "0"], "chunk must be in 0.05..10 s, got 0"),
+        (["--rate", "8000"], f"rate is of raw samples from stdin, {path} has its own"),
+    ):
+        assert refused(monkeypatch, capsys, *words, str(path), *more) == f"greenformers: {message}"
+    line = refused(monkeypatch, capsys, "speech", "stream", str(runs[0]), str(path))
+    assert line == "greenformers: a stream needs the times of words, so a network that was trained with ctc_weight"
+
+
 def test_evaluate_two_runs(monkeypatch, capsys, runs, tmp_path):
     results = tmp_path / "results" / "speech.jsonl"
     words = ["speech", "evaluate", *map(str, runs), "--width", "2", "--samples", "2", "--results", str(results)]
@@ -303,3 +339,18 @@ def test_an_error_never_shows_what_was_said(monkeypatch, capsys, config, tmp_pat
             (tmp_path / "tones" / f"{split}.jsonl").write_text(json.dumps(row | {"note": SECRET}) + "\n")
         assert "patient" not in refused(monkeypatch, capsys, *words)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_gate_of_evaluate_is_off_unless_asked_for(monkeypatch, capsys, runs, tmp_path):
+    import soundfile
+
+    other, results = corpus(tmp_path / "other", test=["ab"]), tmp_path / "speech.jsonl"
+    soundfile.write(other / "sounds" / "test0.wav", [0.0] * 2_000, SMALL["rate"])
+    words = ["speech", "evaluate", str(runs[0]), "--corpus", str(other), "--width", "1", "--results", str(results)]
+    for gate in ([], ["--no-gate"], ["--gate"]):
+        capsys.readouterr()
+        assert run(monkeypatch, *words, *gate) == 0
+    assert re.search(r"(?m)^written: *$", capsys.readouterr().out)
+    records = [record for record in read(results) if record.metric == "cer"]
+    assert [record.setting.get("gate") for record in records] == [None, None, True]
+    assert records[-1].value == 100

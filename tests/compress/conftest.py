@@ -13,7 +13,8 @@ __all__ = ["interruptible", "one_thread", "quiet", "seed", "verbosity"]
 
 
 @pytest.fixture(autouse=True)
-def swift(monkeypatch: pytest.MonkeyPatch) -> None:
+def swift(monkeypatch: pytest.MonkeyPatch, drafts: None) -> None:  # noqa: ARG001
+    """Little is measured, and pictures are drafts: no test of this folder looks at one."""
     monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr(quality, "RESAMPLES", 50)
 

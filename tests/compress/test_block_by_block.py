@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from zoo import difference, network, outputs
 
 import greenformers
+from greenformers._torch import leaves
 from greenformers.changes import Bits, Change, Exits, Heads, Int8, LowRank, Neurons, Prune, Shrink, Sparse
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
-from greenformers.compress import block_walk
+from greenformers.compress import block_walk, states
 from greenformers.compress.block_by_block import compress_block_by_block
 from greenformers.compress.block_walk import Walk
 from greenformers.compress.block_work import Work
@@ -99,6 +100,30 @@ def test_both_blocks_at_once_are_the_same(models: dict[str, Path], tmp_path: Pat
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_the_disk_for_what_blocks_are_called_with_is_known_before(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where the shortest text is as long as the network is wide."""
+    stated, written = [], []
+    called, save = Walk._called, states._save
+
+    def saved(tensors: dict[str, torch.Tensor], file: Path) -> None:
+        written.append(sum(x.nbytes for x in tensors.values()) if file.parent.name == "calls" else 0)
+        save(tensors, file)
+
+    monkeypatch.setattr(Walk, "_called", lambda walk, embed: (stated.append(called(walk, embed)), stated[-1])[1])
+    monkeypatch.setattr(states, "_save", saved)
+    width = dense(models[name]).config.hidden_size
+    heads = dense(models[name]).config.num_attention_heads
+    batches = [{"input_ids": ids(2, width // heads)}, {"input_ids": ids(3, width)}, {"input_ids": ids(3, width)}]
+    padded = torch.ones(2, width + 1, dtype=torch.long).tril(width - 2)
+    batches.append({"input_ids": ids(2, width + 1), "attention_mask": padded})
+    compress_block_by_block(models[name], tmp_path / "out", [Sparse(by="wanda")], batches)
+    assert stated == [sum(written)]
+    assert stated[0] > 0
+
+
 @pytest.mark.parametrize("at_once", [0, 3])
 def test_no_more_blocks_than_there_are(models: dict[str, Path], tmp_path: Path, at_once: int) -> None:
     with pytest.raises(ValueError, match=rf"blocks at once must be 1 to 2, the blocks of the network; got {at_once}"):
@@ -159,6 +184,26 @@ def test_padding_changes_nothing(models: dict[str, Path], tmp_path: Path) -> Non
         compress_block_by_block(models["llama"], tmp_path / name, [Sparse(by="wanda")], batches)
     apart, together = (outputs(greenformers.load(tmp_path / name), JUDGED)[0] for name in ("apart", "padded"))
     torch.testing.assert_close(apart, together, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_that_grows_with_the_texts_is_held(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of all pairs of positions and rotary embeddings, of every batch, are on disk."""
+    held, written, block = [], [], Walk._block
+
+    def watched(walk: Walk, number: int, tensors: dict[str, torch.Tensor]) -> None:
+        held.extend(leaf for leaf in leaves(walk.calls._forms) if isinstance(leaf, torch.Tensor))
+        written.append(len(list(walk.calls.folder.iterdir())))
+        block(walk, number, tensors)
+
+    monkeypatch.setattr(Walk, "_block", watched)
+    mask = torch.ones(3, 11, dtype=torch.long)
+    mask[0, 7:] = 0
+    batches = [{**batch, "attention_mask": mask} for batch in BATCHES]
+    compress_block_by_block(models["llama"], tmp_path / "out", [Sparse(by="wanda")], batches)
+    assert held == []
+    assert written == [2, 2]
 
 
 def killed_at(place: str, model: Path, out: Path) -> None:

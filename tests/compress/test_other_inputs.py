@@ -164,7 +164,10 @@ def test_recommend_for_images(place: Path, tmp_path: Path, monkeypatch: Patch, c
     monkeypatch.chdir(tmp_path)
     words = ["recommend", "--model", str(place / "vit"), "--texts", str(place / "images"), "--batch", "2"]
     monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
+    monkeypatch.setattr("greenformers.search.lab.REPEATS", 2)
     monkeypatch.setattr("greenformers.search.lab.SECONDS", 0.0)
+    monkeypatch.setattr("greenformers.search.lab.PAUSE", 0.0)
+    monkeypatch.setattr("greenformers.search.advice.REPEATS", 3)
     monkeypatch.setattr("greenformers.search.search.CHANCE", 0)
     monkeypatch.setattr("greenformers.search.search.propose", lambda *_, **__: [])
     assert run(monkeypatch, *words) == 0

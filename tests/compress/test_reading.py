@@ -1,14 +1,17 @@
 """Texts to learn from, apart from those that judge."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from greenformers.changes import Heal, Int8
 from greenformers.compress.job import Job
 from greenformers.compress.parts import parts_of
-from greenformers.compress.reading import apart, check_parts, fitted
+from greenformers.compress.reading import apart, check_parts, fitted, read_parts
 from greenformers.compress.run import Unfinished, files_of
+from greenformers.data import _read_texts
 from greenformers.data._texts import Texts
 
 
@@ -71,3 +74,18 @@ def test_what_is_unfinished_is_of_the_very_files(tmp_path: Path) -> None:
     assert folder() == before
     file.write_text("two two\n")
     assert folder() != before
+
+
+def test_of_a_large_file_that_calibrates_no_more_is_held_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_read_texts, "ENOUGH", 20_000)
+    for name in ("some", "other"):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{row:04} " + "x" * 995 + "\n" for row in range(500)))
+    reader: Any = SimpleNamespace(kind="text", check=lambda _: None)
+    job = Job(calibrate=tmp_path / "some.txt", evaluate=tmp_path / "other.txt", limit=24)
+    parts = read_parts([Int8()], job, reader)
+    assert {name: (part.name, len(part)) for name, part in parts.items()} == {
+        "calibration": ("some.txt (24 of 500 texts)", 24),
+        "judging": ("other.txt", 500),
+    }

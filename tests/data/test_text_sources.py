@@ -156,6 +156,64 @@ def test_a_corpus_larger_than_what_is_held(tmp_path: Path, monkeypatch: pytest.M
     assert numbers[50] > 5000, "drawn from all of the file"
 
 
+def test_a_corpus_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_read_texts, "LARGEST", 200_000)
+    path = tmp_path / "long.jsonl"
+    jsonl(path, [{"text": f"{number} " + "x" * 5000} for number in range(800)])
+    tracemalloc.start()
+    with pytest.warns(UserWarning, match=r"^long\.jsonl: 39 of 800 texts are read, as many as 0\.19\d* MiB hold$"):
+        texts, _ = read_texts(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 800_000, "4 MB of text in the memory of a fifth"
+    assert texts.name == "long.jsonl (39 of 800 texts)"
+    with pytest.warns(UserWarning, match="39 of 800"):
+        assert read_texts(path) == (texts, None), "the same in every process"
+    numbers = [int(text.split()[0]) for (text,) in texts.segments]
+    assert numbers == sorted(numbers)
+    assert numbers[20] > 150, "drawn from all of the file"
+
+
+@pytest.mark.parametrize(("enough", "held"), [(5, 8), (30, 30), (900, 800), (None, 800)])
+def test_no_more_is_held_of_a_large_file_than_is_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: int | None, held: int
+) -> None:
+    """Of more than `ENOUGH` bytes no more than so many texts, nor fewer than have these bytes."""
+    monkeypatch.setattr(_read_texts, "ENOUGH", 44_000)
+    path = tmp_path / "long.txt"
+    path.write_text("".join(f"{number:04} " + "x" * 4995 + "\n" for number in range(800)))
+    texts, _ = read_texts(path, enough)
+    assert len(texts) == held
+    assert texts.name == ("long.txt" if held == 800 else f"long.txt ({held} of 800 texts)")
+
+
+def test_a_single_text_is_read_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_read_texts, "LARGEST", 10)
+    (tmp_path / "long.txt").write_text("x" * 1000)
+    assert read_texts(tmp_path / "long.txt")[0].segments == [("x" * 1000,)]
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_a_draw_bounded_in_bytes_is_uniform(count: int) -> None:
+    """Rows of 1 and of 2 bytes, alternating: each is as likely to be held."""
+    seen: Counter[int] = Counter()
+    for seed in range(3000):
+        rows, total = drawn(
+            iter(range(count)), None, seed, size=lambda row: 1 + row % 2, fits=lambda *held: held[1] <= 30
+        )
+        assert total == count
+        assert sum(1 + row % 2 for row in rows) <= 30
+        seen.update(rows)
+    if count == 3:
+        assert dict(seen) == dict.fromkeys(range(3), 3000)
+        return
+    halves = [sum(seen[row] for row in range(start, count, 2)) for start in (0, 1)]
+    # A row of two bytes is the last one that does not fit a little more often: one of twenty rows.
+    assert abs(halves[0] / halves[1] - 1) < 0.08
+    early, late = (sum(seen[row] for row in part) for part in (range(20), range(20, 40)))
+    assert abs(early / late - 1) < 0.05
+
+
 @pytest.mark.parametrize("hidden", [{"sentence": "who knows"}, {"sentence": "who knows", "label": -1}])
 def test_a_test_file_that_withholds_its_labels_judges_nothing(tmp_path: Path, hidden: dict[str, object]) -> None:
     for name, rows in (
@@ -191,6 +249,18 @@ class Split:
         return Split(random.Random(seed).sample(self.rows, len(self.rows)))
 
 
+def test_of_a_data_set_of_the_hub_no_more_is_fetched_than_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_read_texts, "LARGEST", 1000)
+    rows = Split([{"text": f"{number:02} " + "x" * 97} for number in range(90)])
+    monkeypatch.setattr(_read_texts, "streamed", lambda _: {"train": rows})
+    monkeypatch.setattr(Split, "shuffle", lambda self, **_: self)
+    with pytest.warns(UserWarning, match=r"^some/thing train: the first 10 texts are read, as many as "):
+        texts, judged = read_texts(Path("hf://datasets/some/thing"))
+    assert (texts.name, len(texts), judged) == ("some/thing train (the first 10 texts)", 10, None)
+    # One for the columns, one for the labels, and the first that no longer fits.
+    assert rows.asked == 13
+
+
 def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_read_texts, "MOST", 10)
     train = Split([{"idx": n, "sentence": str(n), "label": n % 2} for n in range(100)])
@@ -205,9 +275,11 @@ def test_data_sets_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_read_texts, "streamed", streamed)
     texts, judged = read_texts(Path("hf://datasets/nyu-mll/glue:sst2"))
     assert asked == ["nyu-mll/glue:sst2"]
-    assert len(texts) == 10
+    assert (texts.name, len(texts)) == ("nyu-mll/glue:sst2 train (the first 10 texts)", 10)
     assert all(label == int(text) % 2 for (text,), label in zip(texts.segments, texts.labels, strict=True))
     assert judged.segments == [("dev",)], "the labels of test are withheld"
+    train.rows = train.rows[:10]
+    assert read_texts(Path("hf://datasets/nyu-mll/glue:sst2"))[0].name == "nyu-mll/glue:sst2 train"
 
 
 def test_a_folder_as_the_library_streams_it(tmp_path: Path) -> None:

@@ -308,6 +308,17 @@ def test_it_learns():
     assert losses[-1] < losses[0] / 3
 
 
+@pytest.mark.parametrize("halting", ["geometric", "multinomial"])
+def test_of_a_single_layer_there_is_nothing_to_choose(halting):
+    model = GreenformerForCausalLM(config(num_hidden_layers=1, depth_options={"halting": halting})).train()
+    ids = tokens()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    logits = model.eval()(ids).logits[:, :-1]
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()))
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -320,6 +331,7 @@ def test_it_learns():
         ({"paths": 0}, "paths must be at least 1, got 0"), ({"cost": -1.0}, "cost must be at least 0, got -1.0"),
         ({"smooth": -1.0}, "smooth must be at least 0"), ({"alpha": -1.0}, "alpha must be at least 0, got -1.0"),
         ({"train": "mixed", "halting": "geometric"}, "train must be aligned where halting is geometric"),
+        ({"train": "mixed", "by_depth": True}, "by_depth must be False where train is mixed, .*; got True"),
     ],
 )  # fmt: skip
 def test_what_is_out_of_range(options, message):

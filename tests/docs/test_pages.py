@@ -8,6 +8,7 @@ Notebooks run when the site is built (`make docs`).
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +141,15 @@ def lines_of(page: Path) -> Iterator[list[str]]:
         yield shlex.split(call.replace("\n", " "))[1:]
 
 
+@cache
+def whole() -> Any:
+    """The command line, which takes long to build."""
+    return get_command(application())
+
+
 def wrong(words: list[str]) -> str | None:
     """What the command line does not know of a call: a command, or an option."""
-    command: Any = get_command(application())
+    command = whole()
     while hasattr(command, "commands"):
         if not words:
             return None

@@ -14,7 +14,7 @@ from greenformers.changes._bits_layers import BitsLinear, Packed
 from greenformers.export.compare import Comparison
 from greenformers.export.network import Network, examples
 from greenformers.export.packed_linear import Blocks, PackedLinear, packed
-from greenformers.export.write import FORMATS, reader, write
+from greenformers.export.write import FORMATS, write
 from greenformers.solve.grid import Form, Grid
 
 FORMS = [
@@ -94,14 +94,6 @@ def test_groups_that_are_no_blocks_are_refused_before_work_begins(tmp_path: Path
         write(model, tmp_path / "out", ["onnx"], length=8)
     assert not (tmp_path / "out").exists()
     assert max(write(model, tmp_path, ["program"], length=8).differences.values()) < 1e-5
-
-
-def test_a_program_can_be_judged(tmp_path: Path) -> None:
-    """Programs of torch.export refuse to be put into evaluation mode, which they are in."""
-    model = network("bert", "BertModel", num_hidden_layers=1)
-    write(model, tmp_path, ["program"], length=8)
-    call: Any = reader("program", tmp_path, Network(model).inputs)
-    assert not isinstance(call, torch.nn.Module)
 
 
 def test_the_network_stays_as_it_was_and_weights_that_are_shared_stay_so() -> None:

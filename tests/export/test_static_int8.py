@@ -18,7 +18,7 @@ from greenformers.changes._int8 import quantise
 from greenformers.changes._int8_linear import Int8Linear
 from greenformers.export.network import Network
 from greenformers.export.static_int8 import StaticInt8Linear, input_ranges, smoothing, static
-from greenformers.export.write import FORMATS, reader, write
+from greenformers.export.write import FORMATS, Checked, reader, write
 from greenformers.lowrank.linear import LED
 
 FORMS = ["openvino", "onnx"]
@@ -36,6 +36,13 @@ def small() -> PreTrainedModel:
             parameter.mul_(6 if parameter.dim() == 2 else 1)
     greenformers.compress(model, [LowRank(keep=0.5), Int8()])
     return model
+
+
+@pytest.fixture(scope="module")
+def files(small: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Checked]:
+    """Its files for both runtimes: their folder, and how they differ from it."""
+    folder = tmp_path_factory.mktemp("files")
+    return folder, write(small, folder, FORMS, calibration=texts(), length=16)
 
 
 def texts(count: int = 40) -> list[dict[str, torch.Tensor]]:
@@ -164,8 +171,8 @@ def test_the_twin_shares_weights_and_leaves_the_model(small: PreTrainedModel) ->
 
 
 @VNNI
-def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: Path) -> None:
-    checked = write(small, tmp_path, FORMS, calibration=texts(), length=16)
+def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, files: tuple[Path, Checked]) -> None:
+    folder, checked = files
     assert all(checked.differences[name] <= checked.allowed[name] for name in FORMS)
     twin, model = Network(static(small, input_ranges(small, texts()))), Network(small)
     ids, mask, types = model.batch(4, 11, "left")
@@ -173,7 +180,7 @@ def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: P
         right, dynamic = twin(ids, mask, types)[mask.bool()], model(ids, mask, types)[mask.bool()]
     largest = right.abs().max()
     for form in FORMS:
-        run = reader(form, tmp_path, model.inputs, exact=True)
+        run = reader(form, folder, model.inputs, exact=True)
         outputs, unmasked = (run(ids, given, types)[mask.bool()] for given in (mask, torch.ones_like(mask)))
         assert (outputs - right).abs().max() <= checked.allowed[form] * largest
         assert (unmasked - right).abs().max() > checked.allowed[form] * largest  # so that a lost mask would show
@@ -182,9 +189,8 @@ def test_both_runtimes_give_what_torch_gives(small: PreTrainedModel, tmp_path: P
 
 
 @VNNI
-def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, tmp_path: Path) -> None:
-    write(small, tmp_path, ["onnx"], calibration=texts(), length=16)
-    run = reader("onnx", tmp_path, Network(small).inputs)
+def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, files: tuple[Path, Checked]) -> None:
+    run = reader("onnx", files[0], Network(small).inputs)
     ids, mask, types = Network(small).batch(5, 12, "right")
     alone = [run(*(given[at : at + 1, : int(mask[at].sum())] for given in (ids, mask, types)))[0] for at in range(5)]
     together = run(ids, mask, types)
@@ -193,23 +199,19 @@ def test_a_text_does_not_depend_on_its_batch(small: PreTrainedModel, tmp_path: P
 
 
 @VNNI
-def test_weights_are_stored_as_integers(small: PreTrainedModel, tmp_path: Path) -> None:
-    write(small, tmp_path, FORMS, calibration=texts(), length=16)
+def test_weights_are_stored_as_integers(small: PreTrainedModel, files: tuple[Path, Checked]) -> None:
+    folder, _ = files
     named = [(path, module) for path, module in small.named_modules() if isinstance(module, Int8Linear)]
     layers = [module for path, module in named if not path.startswith("pooler")]  # whose output is not that of the file
     numbers = sum(layer.quantised.numel() for layer in layers)
-    graph = onnx.load(tmp_path / FORMATS["onnx"]).graph
+    graph = onnx.load(folder / FORMATS["onnx"]).graph
     stored = sum(
         torch.tensor(one.dims).prod().item() for one in graph.initializer if one.data_type == onnx.TensorProto.INT8
     )
     assert stored >= numbers
-    assert (tmp_path / "openvino" / "openvino_model.bin").stat().st_size < 1.3 * (
-        tmp_path / FORMATS["onnx"]
-    ).stat().st_size
+    assert (folder / "openvino" / "openvino_model.bin").stat().st_size < 1.3 * (folder / FORMATS["onnx"]).stat().st_size
     request = (
-        openvino.Core()
-        .compile_model(tmp_path / FORMATS["openvino"], "CPU", {"PERF_COUNT": True})
-        .create_infer_request()
+        openvino.Core().compile_model(folder / FORMATS["openvino"], "CPU", {"PERF_COUNT": True}).create_infer_request()
     )
     names = Network(small).inputs
     request.infer({name: given.numpy() for name, given in zip(names, Network(small).batch(2, 8), strict=True)})

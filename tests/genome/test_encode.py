@@ -283,6 +283,18 @@ def test_haplotypes_need_phase(tmp_path, reference):
         list(encode([Source(path, ("ann",))], encoding, tmp_path / "other.tsv"))
 
 
+def test_haplotypes_need_one_phase_set(tmp_path, reference):
+    records = [(place, SEQUENCE[place - 1], OTHER[SEQUENCE[place - 1]], f"0|1:{place}", "0|1:9") for place in (11, 21)]
+    path = vcf(tmp_path / "a.vcf", records, ["ann", "bob"])
+    path.write_text(path.read_text().replace("\tGT\t", "\tGT:PS\t"))
+    encoding = Encoding(reference, WHOLE, "haplotype")
+    said = r"a\.vcf: haplotypes need genotypes of one phase set \(PS\), those of ann are of several$"
+    with pytest.raises(GenomeError, match=said):
+        list(encode([Source(path, ("bob", "ann"))], encoding, tmp_path / "out.tsv"))
+    assert list(encode([Source(path, ("bob",))], encoding, tmp_path / "bob.tsv")) == [0, 1]
+    assert list(encode([Source(path, ("ann",))], Encoding(reference, WHOLE), tmp_path / "ann.tsv")) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -91,9 +91,11 @@ def test_the_most_frequent_alternative(tmp_path, reference):
 def test_indels_and_what_is_no_sequence(tmp_path, reference):
     records = (4, "T", "TGG", "AF=0.3"), (9, "CCT", "C", "AF=0.4"), (15, "C", "<DEL>", "AF=0.4"), (17, "T", "*", "AF=1")
     path = sites(tmp_path / "sites.vcf", *records)
-    first, other = corpus.haplotypes(reference, WHOLE, path, least=0)
+    left_out = []
+    first, other = corpus.haplotypes(reference, WHOLE, path, least=0, left_out=left_out)
     assert other.sequence() == "GATTGGACAGCTGACGTAACGGTC"
     assert text(diplotype(first, other)).count("-") == 0
+    assert left_out == [15]
 
 
 def test_of_two_that_overlap_the_first_is_there(tmp_path, reference):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made import bases, fasta, vcf
 from rich.console import Console
 from sklearn.metrics import roc_auc_score
 
@@ -19,7 +20,7 @@ from greenformers.genome.finetune import finetune
 from greenformers.genome.judge import difference, features, records, summary, table
 from greenformers.genome.people import People
 from greenformers.genome.risk import Chances, best_threshold, scores
-from greenformers.genome.settings import Finetuning, Pretraining
+from greenformers.genome.settings import Finetuning, Pretraining, inherited
 from greenformers.genome.tokenizer import kmer_tokens
 from greenformers.train import run
 
@@ -71,7 +72,14 @@ def settings(folder: Path, **more) -> Finetuning:
 
 
 @pytest.fixture(scope="module")
+def first(folder) -> list[Chances]:
+    """The first of two draws."""
+    return finetune(settings(folder), folder / "runs", 1, QUIET)
+
+
+@pytest.fixture(scope="module")
 def tuned(folder) -> list[Chances]:
+    """Both draws; the first is not made again."""
     return finetune(settings(folder), folder / "runs", 2, QUIET)
 
 
@@ -96,7 +104,7 @@ def test_what_is_done_is_not_done_again(folder, tuned):
     assert [(one.split, one.seed) for one in draws] == [(0, 0), (1, 1)]
 
 
-@pytest.mark.usefixtures("tuned")
+@pytest.mark.usefixtures("first")
 def test_the_planted_variant_is_ranked_first(folder):
     found = explain.explained(folder / "runs" / "split0", people=60, steps=16, progress=lambda _: None)
     assert found.ranked[0][0] == PLANTED
@@ -104,7 +112,7 @@ def test_the_planted_variant_is_ranked_first(folder):
     assert found.values.shape == (90,)
 
 
-@pytest.mark.usefixtures("tuned")
+@pytest.mark.usefixtures("first")
 def test_attributions_add_up_to_the_logit(folder):
     task = replace(settings(folder), init=str(folder / "runs" / "split0"), tokens=None).task()
     model = run.trained(folder / "runs" / "split0", Finetuning)
@@ -139,6 +147,57 @@ def test_pretraining_is_where_finetuning_starts(folder, tmp_path):
     assert len(shared) > 8
     for name in shared:
         assert torch.equal(after.network().state_dict()[name], stored[name])
+
+
+def test_sites_that_are_left_out_are_told_of(folder, tmp_path, monkeypatch):
+    pytest.importorskip("pysam", reason="the genome extra is not installed")
+    sequence = bases(200, 7)
+    records = [(11, sequence[10], "<DEL>"), (51, sequence[50], "<DEL>"), (91, sequence[90], "N")]
+    sites = vcf(tmp_path / "sites.vcf", records, (), infos=["AF=0.4;END=30", "AF=0.001;END=60", "AF=0.3"])
+    reference = fasta(tmp_path / "ref.fa", **{"19": sequence})
+    given = Pretraining(reference=str(reference), sites=str(sites), tokens=str(folder / "tokens"), length=16)
+    said = r"^left out: 1 site of structural variants, whose bases are not known; the reference stands there$"
+    with pytest.warns(UserWarning, match=said):
+        given.task()
+    monkeypatch.setenv("RANK", "1")
+    given.task()
+
+
+def test_the_kind_of_a_run_is_told_by_its_settings(tmp_path):
+    Finetuning(sequences="restarts/people.tsv", layers=3).write(tmp_path / "run.json")
+    assert inherited({"init": str(tmp_path)})["layers"] == 3
+    Pretraining(layers=5).write(tmp_path / "run.json")
+    assert inherited({"init": str(tmp_path)})["layers"] == 5
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run\.json is not JSON: "):
+        inherited({"init": str(tmp_path)})
+    for content, kind in (("null", "NoneType"), ("5", "int")):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(ValueError, match=rf"^run\.json must hold settings by name, got a {kind}$"):
+            inherited({"init": str(tmp_path)})
+
+
+def test_the_slots_of_a_run_are_inherited(tmp_path):
+    slots = {
+        "feed_forward_kind": "switch", "feed_forward_option": {"experts": 3}, "depth": "universal",
+        "depth_option": {"tau": 0.1},
+    }  # fmt: skip
+    Pretraining(**slots).write(tmp_path / "run.json")
+    settings = inherited({"init": str(tmp_path)})
+    assert {name: settings[name] for name in slots} == slots
+    for name, value in (("feed_forward_kind", "gated"), ("depth", "adaptive")):
+        with pytest.raises(
+            ValueError, match=f"^{name} must be {slots[name]}, that of the run in init, or left out; got"
+        ):
+            inherited({"init": str(tmp_path), name: value})
+
+
+def test_layers_that_are_dense_first_are_trained_without_early_stopping():
+    given = {"variant": "lrt", "low_rank_training": "dense_first"}
+    assert Finetuning(**inherited(given)).schedule.patience is None
+    assert Finetuning(**inherited({"variant": "lrt"})).schedule.patience == 5
+    with pytest.raises(ValueError, match=r"^patience must be left out with low_rank_training dense_first, .* got 3$"):
+        _ = Finetuning(**inherited(given | {"patience": 3})).schedule
 
 
 def test_a_sequence_that_would_be_cut_is_refused(folder):

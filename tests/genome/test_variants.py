@@ -202,6 +202,48 @@ def test_a_diplotype(tmp_path, reference):
     assert text(pairs) == "GMTT" + 2 * text(pairs)[4] + "AC-" + SEQUENCE[7:]
 
 
+def in_sets(path, *records, people=("ann",), keys="GT:PS"):
+    """A VCF whose calls have more than their genotypes."""
+    plain = vcf(path, records, people).read_text().replace("\tGT\t", f"\t{keys}\t")
+    head = "".join(f'##FORMAT=<ID={key},Number=1,Type=String,Description="">\n' for key in keys.split(":")[1:])
+    path.write_text(plain.replace("##FORMAT", f"{head}##FORMAT"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("calls", "keys", "phased"),
+    [
+        (("0|1:100", "0|1:900"), "GT:PS", False),
+        (("0|1:100", "1|0:100"), "GT:PS", True),
+        (("0|1:9:100", "0|1:9:900"), "GT:DP:PS", False),
+        # Homozygous ones need no phase, and calls without a phase set are of one.
+        (("0|1:100", "1|1:900"), "GT:PS", True),
+        (("0|1:100", "0|0:900"), "GT:PS", True),
+        (("0|1:.", "0|1"), "GT:PS", True),
+        (("0|1:100", "0|1:."), "GT:PS", False),
+        (("0|1:19*2*0,19*2*1", "0|1:19*2*0,19*2*1"), "GT:PSL", True),
+        (("0|1:19*2*0,19*2*1", "0|1:19*2*1,19*2*0"), "GT:PSL", False),
+        (("0|1:.:a,b", "0|1:.:a,c"), "GT:PS:PSL", False),
+    ],
+)
+def test_phase_sets(tmp_path, reference, calls, keys, phased):
+    path = in_sets(tmp_path / "a.vcf", (2, "A", "C", calls[0]), (9, "C", "G", calls[1]), keys=keys)
+    result = variants.read(path, reference, WHOLE)
+    assert (result.phased, result.apart) == (phased, [] if phased else ["ann"])
+    # Of a part of the region there is one.
+    assert variants.read(path, reference, Region("19", 0, 5)).phased
+
+
+def test_phase_sets_of_others_do_not_count(tmp_path, reference):
+    records = [(4, "TAC", "T", "0|1:100", "0|1:100"), (5, "A", "G", "0|1:900", "0|1:100")]
+    result = variants.read(in_sets(tmp_path / "a.vcf", *records, people=("ann", "bob")), reference, WHOLE)
+    assert result.apart == ["ann"]
+    # As what is not phased: an allele goes to the haplotype that has room.
+    assert [one.sequence() for one in result.haplotypes("ann")] == [edited((5, 1, "G")), edited((5, 2, ""))]
+    assert [one.sequence() for one in result.haplotypes("bob")] == [SEQUENCE, edited((5, 2, ""))]
+    assert result.left_out == 1
+
+
 RECORDS = [
     (2, "A", "C", "0|1", "0|0", "1|1"),
     (4, "TAC", "T,TACC", "1|2", "0|1", "./."),

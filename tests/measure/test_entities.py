@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from greenformers.measure.entities import entities, entity_scores
+from greenformers.measure.entities import entities, entity_counts, entity_scores, scores_of
 
 
 def by_definition(tags: tuple[str, ...]) -> set[tuple[str, int, int]]:
@@ -46,6 +46,15 @@ def test_scores_are_counted() -> None:
     assert entity_scores([["B-a", "O"]], [["B-a", "I-a"]]) == {"f1": 0, "precision": 0, "recall": 0}
     assert entity_scores(right, right) == {"f1": 100, "precision": 100, "recall": 100}
     assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
+
+
+def test_counts_of_sentences_add_up_to_the_scores() -> None:
+    right = [["B-a", "I-a", "O", "B-b"], ["O", "B-a"], ["O"]]
+    predicted = [["B-a", "I-a", "O", "B-a"], ["B-b", "B-a"], ["O"]]
+    counts = entity_counts(predicted, right)
+    assert counts == [(1, 2, 2), (1, 2, 1), (0, 0, 0)]
+    assert scores_of(counts) == entity_scores(predicted, right)
+    assert scores_of(counts[1:2]) == {"f1": pytest.approx(200 / 3), "precision": 50, "recall": 100}
 
 
 def test_refusals() -> None:

@@ -9,8 +9,20 @@ import torch
 
 import greenformers.attention
 from greenformers.measure.bench import How, call
-from greenformers.measure.grid import BASELINE, EAGER, Cell, Network, Stack, cells, possible, ranked, variants
+from greenformers.measure.grid import (
+    BASELINE,
+    EAGER,
+    Cell,
+    Network,
+    Stack,
+    cells,
+    possible,
+    ranked,
+    refusal,
+    variants,
+)
 from greenformers.measure.memory import peak_memory
+from greenformers.model.variant import NARROW
 
 NETWORK = Network(hidden=16, heads=2, feed_forward=32, layers=2)
 USUAL = ["lrt", "linformer", "lrt+linformer"]
@@ -76,6 +88,16 @@ def test_causal_linformer_is_refused_with_its_reason(variant: str) -> None:
     assert set(USUAL) <= set(variants())
     assert not {"linformer", "lrt+linformer"} & set(variants(causal=True))
     assert [cell.name for cell in cells(["lrt"], [8], [4], causal)] == [BASELINE, EAGER, "lrt 4"]
+
+
+def test_a_control_that_cannot_be_as_small_is_refused_at_these_sizes_alone() -> None:
+    network = Network(hidden=64, heads=16, feed_forward=256, layers=1)
+    assert set(NARROW) <= set(variants())
+    reasons = {cell.name: refusal(cell, network) for cell in cells(["lrt", *NARROW], [8], [4, 48], network)}
+    few = {name: reason for name, reason in reasons.items() if reason is not None}
+    assert set(few) == {"narrow 4", "narrow_flops 4"}
+    for reason in few.values():
+        assert reason.startswith("no dense network of 16 heads costs as little as that of width 64 with the rank 4: ")
 
 
 def test_an_unknown_variant_is_refused() -> None:

@@ -11,6 +11,8 @@ from greenformers.measure.grid import Cell, Network, Stack
 from greenformers.measure.narrower import controlled
 from greenformers.measure.parameters import parameters
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForSeq2SeqLM
+from greenformers.speech.config import SpeechConfig
+from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 
 SIZES: dict[str, Any] = {
     "vocab_size": 60, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -44,6 +46,18 @@ def test_the_next_wider_network_costs_more(variant: str, kind: Any) -> None:
     assert cost(narrow) <= cost(config) < cost(wider)
     assert config.rank == 8
     assert config.hidden_size == 64
+
+
+def test_the_front_end_of_a_recogniser_is_dense_too() -> None:
+    config = SpeechConfig(
+        **SIZES, input_rank=4, n_fft=16, window=16, hop=8, channels=2, decoder_layers=1, eos_token_id=2
+    )
+    kind: Any = GreenformerForSpeechSeq2Seq
+    narrow: Any = controlled("narrow", config, kind, call)
+    assert (narrow.rank, narrow.input_rank) == (None, None)
+    assert narrow.hidden_size < 64
+    assert parameters(kind(narrow)) <= parameters(kind(config))
+    assert (config.rank, config.input_rank) == (8, 4)
 
 
 def test_other_variants_stay_as_they_are() -> None:

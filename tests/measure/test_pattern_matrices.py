@@ -63,7 +63,7 @@ def test_a_long_matrix_is_drawn_in_cells_that_count_every_pair():
 
 
 def test_flops_are_those_of_a_layer_beside_dense_attention():
-    found = connectivity("sliding_window", 4096, {"window": 128}, heads=2, head_dim=32, layers=2)
+    found = connectivity("sliding_window", 4096, {"window": 128}, layers=2)
     assert found.dense == 4 * 4096**2 * 64
     assert found.flops[0] == found.flops[1]
     assert 8 < found.dense / found.flops[0] < 4096 / 257

@@ -89,6 +89,8 @@ OWN = {"function", "ratio"}
 
 def asked_of_a_mechanism(source: str) -> list[str]:
     """Reads of such an option of what is called a mechanism: `mechanism.ratio`, `layer.attention.mechanism.ratio`."""
+    if "mechanism" not in source or not any(name in source for name in OWN):
+        return []  # most files, which take long to parse
     reads = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute) and node.attr in OWN)
     return [read.attr for read in reads if ast.unparse(read.value).split(".")[-1].strip("()") == "mechanism"]
 

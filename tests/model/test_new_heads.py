@@ -151,7 +151,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("given", [True, False], ids=["given", "inferred"])
+@pytest.mark.parametrize("given", [False, True], ids=["inferred", "given"])
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_kinds_of_problems(problem, given):
     labels, draw, loss = PROBLEMS[problem]

@@ -6,6 +6,7 @@ Mechanisms with statistics of their own move them as the training does, and the 
 import pytest
 import torch
 from forked import told
+from fresh import chosen
 from safetensors.torch import save_file
 
 import greenformers.model
@@ -102,11 +103,12 @@ def trained(head, options):
 
 
 @pytest.fixture(scope="module")
-def differences(tmp_path_factory):
+def differences(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("trained")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for name, (head, options) in VARIANTS.items():
+    for case in chosen(request, "test_a_fresh_process_reads_what_was_trained"):
+        name, (head, options) = case["name"], VARIANTS[case["name"]]
         model, folder = trained(head, options), root / name
         model.save_pretrained(folder)
         given = drawn(head, masked=True)

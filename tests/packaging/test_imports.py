@@ -8,6 +8,7 @@ thereby depend on its `__init__`.
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -81,6 +82,12 @@ def graph(files: Sources) -> dict[str, set[str]]:
     return edges
 
 
+@cache
+def all_edges() -> dict[str, set[str]]:
+    """The graph of all files."""
+    return graph(sources())
+
+
 def circle(edges: Mapping[str, set[str]]) -> list[str]:
     """Files in a circle, each beside one that imports it, the first again at the end; none where there is no circle."""
     try:
@@ -108,11 +115,11 @@ def test_every_room_has_its_place() -> None:
 
 
 def test_rooms_import_one_way() -> None:
-    assert backward(graph(sources())) == []
+    assert backward(all_edges()) == []
 
 
 def test_no_files_import_in_a_circle() -> None:
-    assert circle(graph(sources())) == []
+    assert circle(all_edges()) == []
 
 
 @pytest.mark.parametrize(

@@ -334,9 +334,15 @@ def parses(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which is looked through several times."""
+    return tuple(ast.walk(tree))
+
+
 def defined(tree: ast.AST) -> Iterator[str]:
     """Private names that a file gives to things of its own."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -378,7 +384,7 @@ def bases_of_ours() -> dict[str, set[str]]:
     """The bases of each class of ours, by name."""
     bases: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(parses(path)):
+        for node in nodes(parses(path)):
             if isinstance(node, ast.ClassDef):
                 bases.setdefault(node.name, set()).update(ast.unparse(base).partition("[")[0] for base in node.bases)
     return bases
@@ -395,7 +401,7 @@ def inherited(kind: str) -> frozenset[str]:
 
 def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Line and name of all that may be private to a library: imports, attributes, keywords and texts that are names."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -420,11 +426,11 @@ def walled() -> Iterator[tuple[Path, str]]:
         yield from ((path, name) for _, name in uses(parses(path)))
 
 
-def reaches(code: str) -> list[str]:
+def reaches(tree: ast.Module) -> list[str]:
     """What a file takes from behind a wall, as "line: name"."""
-    tree, overrides = ast.parse(code), {name.split(".")[1] for name in OVERRIDES}
-    own = {node: theirs() for node in ast.walk(tree) if isinstance(node, ast.Attribute) and of_its_own(node)}
-    for kind in ast.walk(tree):
+    overrides = {name.split(".")[1] for name in OVERRIDES}
+    own = {node: theirs() for node in nodes(tree) if isinstance(node, ast.Attribute) and of_its_own(node)}
+    for kind in nodes(tree):
         if isinstance(kind, ast.ClassDef):
             own |= {node: inherited(kind.name) for node in ast.walk(kind) if node in own}
     let_through = {ast.unparse(node) for node, names in own.items() if node.attr in overrides or node.attr not in names}
@@ -441,7 +447,7 @@ def reaches(code: str) -> list[str]:
 
 def overridden(tree: ast.AST) -> Iterator[str]:
     """Names of a library's class that a subclass of ours defines."""
-    for kind in ast.walk(tree):
+    for kind in nodes(tree):
         if isinstance(kind, ast.ClassDef):
             inner = [node for item in kind.body for node in ast.walk(item)]
             names = [item.name for item in kind.body if isinstance(item, ast.FunctionDef)]
@@ -459,7 +465,7 @@ def overridden(tree: ast.AST) -> Iterator[str]:
 def test_nobody_reaches_over_a_wall() -> None:
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in WALLS]
     assert len(paths) > 200
-    over = {str(path.relative_to(PACKAGE)): found for path in paths if (found := reaches(path.read_text()))}
+    over = {str(path.relative_to(PACKAGE)): found for path in paths if (found := reaches(parses(path)))}
     assert over == {}
 
 
@@ -509,7 +515,7 @@ def test_every_name_behind_a_wall_has_a_canary() -> None:
     ],
 )
 def test_a_reach_over_a_wall_is_found(code: str) -> None:
-    assert len(reaches(code)) == 1
+    assert len(reaches(ast.parse(code))) == 1
 
 
 @pytest.mark.parametrize(
@@ -528,4 +534,4 @@ def test_a_reach_over_a_wall_is_found(code: str) -> None:
     ],
 )
 def test_what_is_ours_or_public_is_let_through(code: str) -> None:
-    assert reaches(code) == []
+    assert reaches(ast.parse(code)) == []

@@ -178,11 +178,15 @@ def test_time_of_1000_tokens_and_parameters_by_rank() -> None:
             own = rank if name == "lrt" else None
             expected = [(n, value(name, n, own, "latency") / 4096 * 1000) for n in LENGTHS]
             assert lines[name] == [pytest.approx(point) for point in expected]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in figures["parameters"].axes[0].lines}
-    for variant in ("transformer", "lrt"):
-        expected = [(r, value(variant, 1024, None if variant == "transformer" else r, "parameters") / 1e6)
-                    for r in RANKS]  # fmt: skip
-        assert lines[variant] == [pytest.approx(point) for point in expected]
+    assert [axes.get_title("left") for axes in figures["parameters"].axes] == [f"N {n}" for n in LENGTHS]
+    for n, axes in zip(LENGTHS, figures["parameters"].axes, strict=True):
+        lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        for variant in ("transformer", "lrt"):
+            ranks = [(r, None if variant == "transformer" else r) for r in RANKS]
+            expected = [(r, value(variant, n, own, "parameters") / 1e6) for r, own in ranks]
+            assert lines[variant] == [pytest.approx(point) for point in expected]
+    (single,) = study.pictures(records(("parameters",), lengths=LENGTHS[:1]))
+    assert [axes.get_title("left") for axes in single.figure.axes] == ["N 512"]
 
 
 def test_where_a_cell_was_measured_twice_the_last_counts(heats: dict[str, dict[str, Heat]]) -> None:
@@ -246,6 +250,15 @@ def test_no_published_figures_where_they_are_not_at_hand(
     assert published.rows(where, "thesis_fig3_4_lrt_inference.csv") == []
     assert names(records(), where) == EVERY
     assert not [title for panels in heats.values() for title in panels if "thesis" in title or "paper" in title]
+
+
+def test_the_files_that_a_folder_lacks_are_named(tmp_path: Path) -> None:
+    assert published.absent(None, published.STUDY) == ""
+    csv(tmp_path, published.SURVEY, "model\n")
+    assert published.absent(tmp_path, (published.SURVEY,)) == ""
+    line = published.absent(tmp_path, published.STUDY)
+    assert line.startswith(f"{tmp_path} lacks thesis_fig3_4_lrt_inference.csv, thesis_fig3_4_linformer_inference.csv, ")
+    assert published.SURVEY not in line
 
 
 @pytest.mark.usefixtures("unsettled")

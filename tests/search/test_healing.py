@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 
 from greenformers.changes import Int8, Layers, Prune
-from greenformers.search.healing import AT, FALL, HURDLES, KEPT, Healing
+from greenformers.search.healing import AT, FALL, HURDLES, KEPT, LATER, Healing
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
 
@@ -26,9 +26,11 @@ def trials(tmp_path, recipes, *, left, fall):
 
 def test_before_any_was_seen_it_is_what_is_known_of_an_encoder(tmp_path):
     healing = Healing(SPACE, Trials(tmp_path / "trials.jsonl"))
-    few, many = (healing.left([(1, 1, 0)], steps)[0] for steps in (AT, 4 * AT))
+    fewest, few, many = (healing.left([(1, 1, 0)], steps)[0] for steps in (AT // 2, AT, 4 * AT))
     assert exp(few) == pytest.approx(KEPT)
-    assert many == pytest.approx(few + 2 * FALL)
+    assert fewest == pytest.approx(few - FALL)
+    assert many == pytest.approx(few + 2 * LATER * FALL)
+    assert healing.change(AT // 2, 4 * AT) == pytest.approx(many - fewest)
 
 
 def test_one_that_was_seen_moves_it(tmp_path):

@@ -366,7 +366,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
 
     bounds: list[Bound] = []
     monkeypatch.setattr(Advice, "chosen", lambda self, bound: bounds.append(bound) or self.rows[0])
-    assert run(monkeypatch, *given, "--length", "9", "--faster", "1.2x") == 0
+    assert run(monkeypatch, *given, "--length", "9", "--faster", "1.2x", "--minutes", "0.001") == 0
     assert bounds == [Bound(faster=1.2)]
     assert capsys.readouterr().out.rstrip().endswith("--faster 1.2x --out small")
     assert {record.setting["length"] for record in read("results.jsonl") if record.metric == "flops"} == {9, 11}

@@ -13,10 +13,12 @@ from side_by_side import each
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import FIRST, Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, quality_of, with_validation
+from greenformers.search.network_run import NetworkJob, _prepared
 from greenformers.search.network_space import PARTS, NetworkSpace, part_of, with_part
 from greenformers.search.one_shot import Shares, by_one_shot, likeliest, parts_of, stack_of, supernet
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
+from greenformers.train.others import Others
 from greenformers.train.run import Stopped
 from greenformers.train.settings import Settings
 
@@ -77,6 +79,19 @@ def test_what_keeps_nothing_has_no_k():
     settings = with_part(Settings(variant="linformer", k=32), "attention", "full")
     assert settings.k is None
     settings.sizes()  # which refuses a k without effect
+
+
+def test_a_way_to_train_low_rank_layers_goes_with_them():
+    settings = Settings(variant="lrt", low_rank_training="muon")
+    assert with_part(settings, "rank", 8).low_rank_training == "muon"
+    assert with_part(settings, "rank", None).low_rank_training == "adamw"
+
+
+def test_the_first_trainings_have_steps_for_dense_layers_and_low_rank_ones(tmp_path):
+    job = NetworkJob(Bound(lose=0.03), vary=("rank",))
+    for way, rungs in (("adamw", (1, 5)), ("dense_first", (2, 5))):
+        base = Settings(variant="lrt", low_rank_training=way, steps=5, limit=200, layers=1)
+        assert _prepared(base, tmp_path, job, lambda *_: None, Others())[0].plan.rungs == rungs
 
 
 @pytest.mark.parametrize(

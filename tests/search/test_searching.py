@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from copy import deepcopy
 from math import log
 from statistics import mean
 
@@ -10,7 +11,7 @@ from side_by_side import each
 
 from greenformers.changes import Heal, Int8, Layers, LowRank, Prune
 from greenformers.search.bound import STRICT, Bound
-from greenformers.search.healing import HURDLES
+from greenformers.search.healing import AT, HURDLES, LATER
 from greenformers.search.search import Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials, front
@@ -27,7 +28,7 @@ SECONDS = 400.0
 
 
 class KnownLab:
-    """Speed and loss by a formula with interactions; a healed recipe loses less with the root of the steps."""
+    """Speed and loss by a formula with interactions; a healed recipe loses less with a power of the steps."""
 
     refuses = ((0, 0, 3, 0),)
 
@@ -42,7 +43,7 @@ class KnownLab:
         a, b, c, d = SPACE.strengths(genes)
         speed = 1 / ((1 - 0.6 * a) * (1 - 0.5 * b) * (1 - 0.3 * c) * (1 - 0.5 * d))
         lost = 0.1 * a**2 + 0.15 * b**2 + 0.3 * c**2 + 0.002 * d + 0.2 * a * b + 0.3 * b * c
-        return speed, lost * (1 + steps / 10) ** -0.3
+        return speed, lost * (1 + min(steps, AT) / 10) ** -0.3 * max(1.0, steps / AT) ** (-0.3 * LATER)
 
     def healed(self, recipe, steps):
         return (*recipe, Heal(steps))
@@ -57,6 +58,18 @@ def searched(folder, bound, seed=0, told=lambda _: None, seconds=SECONDS, heals=
     )  # fmt: skip
     search.run()
     return search
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search within a loss, to its end."""
+    return searched(tmp_path_factory.mktemp("whole"), Bound(lose=0.02))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Few generations of what is proposed: for tests that do not ask how good it is."""
+    monkeypatch.setattr("greenformers.search.propose.GENERATIONS", 2)
 
 
 def best_of_all(bound, steps=0):
@@ -86,9 +99,8 @@ def test_it_is_better_than_as_many_recipes_by_chance(bound, tmp_path):
     assert sum(ours for ours, _ in merits) > sum(theirs for _, theirs in merits)
 
 
-def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
-    bound = Bound(lose=0.02)
-    search = searched(tmp_path, bound)
+def test_healing_goes_by_hurdles_and_ends_with_one_in_full(whole):
+    search, bound = whole, whole.plan.bound
     lower, upper = (search.trials.done(steps) for steps in HURDLES)
     assert len(lower) > len(upper) >= 2
     alone = [(2, 0, 0, 0), (0, 4, 0, 0)]
@@ -105,8 +117,9 @@ def test_healing_goes_by_hurdles_and_ends_with_one_in_full(tmp_path):
     assert lost <= 1.3 * 0.02, "the loss in full is foreseen"
 
 
-def test_where_healing_in_full_brought_little_another_recipe_is_next(tmp_path):
-    search = searched(tmp_path, Bound(lose=0.02))
+def test_where_healing_in_full_brought_little_another_recipe_is_next(whole, tmp_path):
+    search = deepcopy(whole)
+    search.trials.path = tmp_path / "trials.jsonl"  # what is added here is of this test alone
     genes, steps = search.in_full()
     before = search.trials.of(genes, 0) or Trial(genes, 0, *KnownLab.figures(genes, 0))
     assert before.lost > 0.02
@@ -118,6 +131,7 @@ def test_where_healing_in_full_brought_little_another_recipe_is_next(tmp_path):
     assert search.in_full(1)[1] in (0, *HURDLES, steps), "no time is left"
 
 
+@pytest.mark.usefixtures("few")
 def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
     bound, seconds = Bound(lose=0.02), 150
     whole = searched(tmp_path / "whole", bound, seconds=seconds)
@@ -175,6 +189,7 @@ def test_changes_that_bring_little_speed_are_not_healed_alone(tmp_path):
     assert search._alone() == [(2, 0, 0, 0), (0, 4, 0, 0)]
 
 
+@pytest.mark.usefixtures("few")
 def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
     told = [[], []]
 
@@ -218,6 +233,7 @@ def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
     assert len(trials.done()) > 10
 
 
+@pytest.mark.usefixtures("few")
 def test_a_bound_that_cannot_be_met_ends_with_the_nearest(tmp_path):
     for bound in (Bound(lose=0.0), Bound(faster=100.0)):
         search = searched(tmp_path / str(bound.lose), bound, seconds=150)

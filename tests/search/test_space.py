@@ -2,6 +2,7 @@
 
 import copy
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from greenformers.compress.apply import apply
 from greenformers.search.space import Space
 
 
+@cache
 def space_of(name):
     model = network(name)
     given = Given(calibration=[inputs(name, 8, seed) for seed in (7, 9)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from speech.tones import TEXTS, corpus, digits, finished, settings
+from speech.tones import RATE, TEXTS, corpus, digits, finished, settings
 
 from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 from greenformers.measure.record import Record
@@ -198,6 +198,24 @@ def test_another_corpus_than_that_of_the_training(runs, tmp_path):
         evaluate(runs[:1], "valid", corpus=file, **given)
     with pytest.raises(ValueError, match=r"^layout of a file must be manifest, got 'aishell'$"):
         evaluate(runs[:1], "test", corpus=file, layout="aishell", **given)
+
+
+def test_the_gate_leaves_out_what_is_silent_where_it_is_asked_for(runs, tmp_path):
+    """The search must write three characters, whatever it hears."""
+    import soundfile
+
+    other = corpus(tmp_path / "other", test=["ab", "cd"])
+    soundfile.write(other / "sounds" / "test0.wav", [0.0] * 2_000, RATE)
+    given = {"search": replace(SEARCH, shortest=3), "corpus": str(other), "repeats": 1}
+    plain, pairs = evaluate(runs[:1], "test", **given)
+    assert pairs[0][1] != ""
+    assert evaluate(runs[:1], "test", gate=False, **given)[1] == pairs
+    gated, others = evaluate(runs[:1], "test", gate=True, **given)
+    assert others == [("ab", ""), pairs[1]]
+    rates = scores([written for _, written in others], ["ab", "cd"])
+    assert by_name(gated)["dense"]["cer"].value == pytest.approx(rates["cer"])
+    assert ["gate" in records[0].setting for records in (plain, gated)] == [False, True]
+    assert gated[0].setting["gate"] is True
 
 
 def test_runs_of_the_same_name_are_both_shown_or_refused(runs, tmp_path):

@@ -167,7 +167,7 @@ def test_lengths_bring_batches_of_like_length(objective):
     assert [objective.size(split) for split in ("train", "valid", "test")] == [12, 5, 7]
 
 
-@pytest.mark.parametrize("given", [{}, {"ctc_weight": 0.3}, {"variant": "lrt"}], ids=str)
+@pytest.mark.parametrize("given", [{}, {"ctc_weight": 0.3}, {"variant": "lrt"}, {"depth": "adaptive"}], ids=str)
 def test_evaluation_is_the_loss_a_character_whatever_the_batch(folder, given):
     task = settings(folder, **given).task()
     model = task.network()
@@ -201,6 +201,8 @@ def test_the_configuration_has_the_sound_and_the_sizes(folder):
     assert (config.max_position_embeddings, config.vocab_size, config.rank, config.input_rank) == (POSITIONS, 8, 3, 3)
     assert (config.pad_token_id, config.bos_token_id, config.eos_token_id) == (0, 1, 2)
     assert settings(folder).task().network().config.input_rank is None
+    narrow = settings(folder, variant="narrow").task().network().config
+    assert (narrow.rank, narrow.input_rank) == (None, None)
 
 
 # Runs.

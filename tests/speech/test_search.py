@@ -47,6 +47,7 @@ VARIANTS = {
     "lite": {"block": "lite", "hidden_size": 12},
     "evolved": {"block": "evolved", "hidden_size": 12},
     "mixed decoder": {"decoder_attention": ["full", "linear_transformer"], "cross_attention": "linear_transformer"},
+    "adaptive": {"depth": "adaptive", "depth_options": {"threshold": 0.3}},
 }
 SEEDS = (2, 4)
 LOOKING_AHEAD = {"cross_attention": "dacs", "cross_attention_options": {"look_ahead": 3}}
@@ -68,7 +69,8 @@ def network(seed=0, name="dense", vocabulary=11, spread=1.0, end=0.0, **options)
         layer, norm = model.decoder.layers[-1], model.decoder.final_norm
         if not isinstance(norm, torch.nn.LayerNorm):
             norm = getattr(layer, "block", layer).feed_forward_norm
-        norm.weight[0], norm.bias[0] = 0, 1
+        for last in [norm] if model.decoder.depth is None else model.decoder.depth.norms:
+            last.weight[0], last.bias[0] = 0, 1
         model.score.weight[:, 0] = 0
         ids = torch.randint(3, vocabulary, (8, LONGEST))
         logits = model(torch.randn(8, 31, BINS).double(), decoder_input_ids=ids).logits

@@ -147,6 +147,33 @@ def test_a_tone_keeps_its_pitch_and_strength(tmp_path, corpus):
     torch.testing.assert_close(samples[200:-200], expected[200:-200], rtol=0, atol=2e-3)
 
 
+def test_words_sound_where_their_clips_do(tmp_path, corpus):
+    """Clips of 100 ms of a tone, with 50 ms before it and 70 ms behind it that are 60 dB quieter."""
+    clips = len(corpus["digit"])
+    tone = 16384 * np.sin(2 * np.pi * 440 * np.arange(800) / 8000)
+    clip = np.round(np.concatenate([np.zeros(400), tone, np.zeros(560)]) + 10).astype(np.int16)
+    corpus |= {"audio": np.tile(clip, clips), "offsets": np.arange(clips + 1) * len(clip)}
+    digits = load(saved(tmp_path, corpus))
+    samples, text, made_of = digits.string("test", 4, source(0))
+    times = digits.times(made_of)
+    assert len(times) == len(made_of["starts"]) == len(text.split()) == 7
+    expected = torch.from_numpy(resample_poly(clip / 32768, 2, 1)).float()
+    for first, (start, end) in zip(made_of["starts"], times, strict=True):
+        torch.testing.assert_close(samples[first : first + len(expected)], expected, rtol=0, atol=1e-5)
+        # To a frame: the filter's ringing reaches into the one beside the tone.
+        assert start == pytest.approx(first / 16_000 + 0.05, abs=0.011)
+        assert end == pytest.approx(first / 16_000 + 0.15, abs=0.011)
+
+
+def test_a_clip_that_is_as_loud_throughout_sounds_whole(folder, corpus):
+    digits = load(folder)
+    _, _, made_of = digits.string("valid", 0, source(0))
+    lengths = [2 * int(corpus["offsets"][clip + 1] - corpus["offsets"][clip]) for clip in made_of["clips"]]
+    assert digits.times(made_of) == [
+        (start / 16_000, (start + length) / 16_000) for start, length in zip(made_of["starts"], lengths, strict=True)
+    ]
+
+
 def test_samples_stay_in_range(tmp_path, corpus):
     corpus["audio"] = np.where(np.arange(len(corpus["audio"])) // 3 % 2, 32767, -32768).astype(np.int16)
     samples, _, _ = load(saved(tmp_path, corpus)).string("test", 4, source(0))

@@ -111,7 +111,7 @@ def test_sentence_transformers_reads_the_folder(bert: Path, tmp_path: Path) -> N
     _, tokenizer = pretrained(str(bert))
     torch.manual_seed(0)
     encoder = StaticEncoder.of(torch.randn(53, 8), tokenizer)
-    encoder.save(tmp_path / "static", "A card.")
+    assert encoder.save(str(tmp_path / "static"), "A card.") == tmp_path / "static"
     model = SentenceTransformer(str(tmp_path / "static"), device="cpu")
     torch.testing.assert_close(torch.tensor(model.encode(TEXTS)), encoder.encode(TEXTS), rtol=0, atol=1e-6)
     assert torch.equal(StaticEncoder.read(tmp_path / "static").encode(TEXTS), encoder.encode(TEXTS))

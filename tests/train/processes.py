@@ -29,9 +29,7 @@ class Forked:
     """One run of as many forked processes, to be used as a `subprocess.Popen`."""
 
     def __init__(self, words: list[str], printed: Path, processes: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ready()
         self._printed, self.returncode, self.members = printed, None, []
         for rank in range(processes):
@@ -96,16 +94,28 @@ def flags(**changed) -> list[str]:
     return words
 
 
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def launch(launcher: list[str], words: list[str]) -> subprocess.Popen:
+    """Start `greenformers` in a fresh Python by a launcher: a module with its options, or none."""
+    return subprocess.Popen(
+        [sys.executable, *launcher, "-m", "greenformers", *words], env=os.environ | ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
 def start(out: Path, *more: str, processes: int = 1, fresh: bool = False, **changed) -> subprocess.Popen | Forked:
     """Start `greenformers train` on one core a process; in a fresh Python, by torchrun where it takes several."""
     words = ["train", "--out", str(out), *flags(**changed), *more]
     if not fresh:
         return Forked(words, out.with_name(f"{out.name}-{time.monotonic_ns()}.txt"), processes)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launcher, "-m", "greenformers", *words]
-    return subprocess.Popen(
-        command, env=os.environ | ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return launch(launcher, words)
 
 
 def kill(process: subprocess.Popen | Forked) -> str:

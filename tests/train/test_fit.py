@@ -17,7 +17,7 @@ from greenformers.model.block import EncoderLayer
 from greenformers.train.callbacks import Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
-from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.fit import History, Schedule, fit, per_process
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.shard import ASKED, is_sharded
@@ -240,6 +240,21 @@ def test_what_accelerate_asks_for_holds_for_every_training(monkeypatch) -> None:
         assert not is_sharded(False)
     del os.environ[ASKED]
     assert not is_sharded(False)
+
+
+@pytest.mark.parametrize(("asked", "precision"), [("bf16", "fp32"), ("fp16", "bf16"), ("fp8", "fp32")])
+def test_another_precision_of_accelerate_is_refused(monkeypatch, asked: str, precision: str) -> None:
+    """The Trainer takes it from the environment where it is told none: a run of float32 would be one of bf16."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    said = f"^mixed_precision of accelerate must be no, or {precision}, the precision of the training; got {asked}$"
+    with pytest.raises(ValueError, match=said):
+        per_process(Schedule(precision=precision))
+
+
+@pytest.mark.parametrize(("asked", "precision"), [("no", "fp32"), ("no", "bf16"), ("bf16", "bf16"), ("BF16", "bf16")])
+def test_the_same_precision_or_none_of_accelerate_is_taken(monkeypatch, asked: str, precision: str) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", asked)
+    assert per_process(Schedule(precision=precision)) >= 1
 
 
 @pytest.mark.parametrize("fused", [True, False])

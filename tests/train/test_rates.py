@@ -8,9 +8,9 @@ import torch
 from greenformers.train.rates import learning_rates
 
 
-def rates(steps: int, warmup: float, decay: float | None) -> list[float]:
+def rates(steps: int, warmup: float, decay: float | None, again: int | None = None) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
-    schedule = learning_rates(optimizer, steps, warmup, decay)
+    schedule = learning_rates(optimizer, steps, warmup, decay, again)
     found = []
     for _ in range(steps):
         found.append(optimizer.param_groups[0]["lr"])
@@ -29,3 +29,11 @@ def test_a_factor_after_every_step():
     assert rates(6, 0.0, 0.5) == [2.0, 1.0, 0.5, 0.25, 0.125, 0.0625]
     assert rates(6, 0.5, 0.5) == pytest.approx([0, 2 / 3, 4 / 3, 2, 1, 0.5])
     assert rates(3, 0.0, 1.0) == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("decay", [None, 0.9])
+def test_it_rises_again_from_a_step_on(decay: float | None):
+    once, again = rates(60, 0.1, decay), rates(60, 0.1, decay, again=20)
+    assert again[:20] == once[:20]
+    assert again[20:23] == pytest.approx([once[20 + step] * (step + 1) / 3 for step in range(3)])  # 5 % of the steps
+    assert again[23:] == once[23:]

@@ -105,6 +105,36 @@ def test_to_the_bit_where_each_position_has_its_depth(name: str, options: str, t
     assert resumed.log == history.log
 
 
+KINDS = {
+    "switch": {"feed_forward": "switch", "feed_forward_options": {"experts": 3, "k": 2}},  # whose router sees jitter
+    "lite": {"block": "lite"},
+    "evolved": {"block": "evolved"},
+    "independent": {"block": "independent"},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("texts", "switch"),
+        ("causal", "switch"),
+        ("seq2seq", "switch"),
+        ("causal", "lite"),
+        ("seq2seq", "lite"),
+        ("masked", "evolved"),
+        ("seq2seq", "evolved"),
+        ("causal", "independent"),
+    ],
+)
+def test_to_the_bit_with_experts_and_blocks(name: str, kind: str, tmp_path: Path) -> None:
+    expected, history = run(name, tmp_path / "whole", slots=KINDS[kind])
+    with pytest.raises(KilledError):
+        run(name, tmp_path / "stopped", 5, slots=KINDS[kind])
+    found, resumed = run(name, tmp_path / "stopped", resume=True, slots=KINDS[kind])
+    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    assert resumed.log == history.log
+
+
 def test_another_seed_ends_elsewhere(tmp_path: Path) -> None:
     (one, _), (other, _) = (run("masked", tmp_path / str(seed), seed=seed) for seed in (0, 1))
     assert any(not torch.equal(value, other[key]) for key, value in one.items())

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, TrainerControl, TrainerState, TrainingAr
 
 from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
 from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
-from greenformers.train import run
+from greenformers.train import callbacks, run
 from greenformers.train.callbacks import Interruption
 from greenformers.train.evaluate import evaluate
 from greenformers.train.generation import GREEDY
@@ -144,6 +144,15 @@ def test_a_signal_that_comes_after_the_last_step_is_not_lost(last: bool) -> None
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_signal_to_another_process_ends_this_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "_anywhere", lambda _: True)
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data")})
+    with pytest.raises(run.Stopped) as stopped:
+        run.ensure(tmp_path / "run", settings, QUIET)
+    assert stopped.value.signal == signal.SIGTERM
+    assert not (tmp_path / "run" / "scores.json").exists()
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -195,7 +204,7 @@ def fresh(settings: Settings):
 
 
 @pytest.mark.parametrize("source", ["masked_lm", "replaced_token_detection"])
-@pytest.mark.parametrize("data", ["sst2", "stsb"])
+@pytest.mark.parametrize("data", ["stsb", "sst2"])
 def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Path, source: str, data: str) -> None:
     folder = {"sst2": reviews, "stsb": alike}[data](tmp_path / "data")
     settings = Settings(**SMALL | {"data": data, "folder": folder, "init": str(runs[source])})
@@ -243,6 +252,21 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
     # Nothing is looked for elsewhere under that name.
     with pytest.raises(ValueError, match=r"^init must be the folder of a finished run on text, got 'nowhere'$"):
         replace(settings, init="nowhere").task()
+
+
+def test_init_of_other_slots_is_refused_but_for_the_pooling(runs, tmp_path: Path) -> None:
+    before = run.settings_of(runs["masked_lm"], Settings)
+    run.start(tmp_path / "gated", replace(before, feed_forward_kind="gated", pooling="pma"), QUIET)
+    after = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data"), "init": str(tmp_path / "gated")})
+    message = (
+        r"^init must be a network of the same slots as this one: it alone has encoder\.layers\.0\.feed_forward\.gate\."
+    )
+    with pytest.raises(ValueError, match=message):
+        after.task().network()
+    model = replace(after, feed_forward_kind="gated").task().network()
+    stored = load_file(tmp_path / "gated" / "model" / "model.safetensors")
+    assert any(name.startswith("encoder.pool.") for name in stored)
+    assert all(torch.equal(tensor, stored[f"encoder.{name}"]) for name, tensor in model.encoder.state_dict().items())
 
 
 def test_the_seed_of_a_run_decides_its_weights(tmp_path: Path) -> None:

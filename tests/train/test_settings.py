@@ -1,11 +1,13 @@
 """Settings in files: read, checked, written and read back."""
 
 import json
+import re
 from dataclasses import asdict, fields
 
 import pytest
 from tiny import verses
 
+from greenformers import attention
 from greenformers.train.fit import Schedule
 from greenformers.train.settings import Settings, read, value_of
 
@@ -91,11 +93,18 @@ def test_every_setting_of_the_schedule_reaches_it() -> None:
         "clip": 2.0, "seed": 9, "precision": "bf16", "shard": True, "recompute": True, "evaluate_every": 11,
         "log_every": 12, "save_every": 13, "keep": 4, "patience": 6,
     }  # fmt: skip
-    assert {*changed, "muon_rate"} == shared
+    assert {*changed, "muon_rate", "low_rank_training"} == shared
     assert Settings(muon_rate=0.25).schedule.muon_rate == 0.25  # which shard excludes
+    assert Settings(low_rank_training="spectral").schedule.low_rank_training == "spectral"  # as it does these
     assert Settings(batch=34, **changed).schedule == Schedule(batch_size=34, **changed)
     with pytest.raises(ValueError, match=r"^epochs must be at least 1, got 0$"):
         _ = Settings(epochs=0).schedule
+
+
+def test_the_help_of_memory_names_every_attention_that_takes_one() -> None:
+    (about,) = (entry.metadata["help"] for entry in fields(Settings) if entry.name == "memory")
+    names = {name for name in attention.names() if attention.attention_class(name).positions == "own"}
+    assert names == {name for name in attention.names() if re.search(rf"\b{name}\b", about)}
 
 
 def test_values_as_typed() -> None:

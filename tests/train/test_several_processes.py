@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from models import folder, sentences
-from processes import Forked, corpus, curve, finish, kill, start, wait_for
+from processes import Forked, corpus, curve, finish, flags, free_port, kill, launch, start, wait_for
 from safetensors.torch import load_file
 
 CURVES = ("loss", "eval_loss")
@@ -42,12 +42,52 @@ def test_the_curve_is_that_of_one_process(
     settings = SETTINGS | {"accumulate": 1 if "--micro-batches" in words else 2}
     # They are told of each other in the words of torchrun; the slow test below is started by torchrun itself.
     finish(start(tmp_path / "run", *words, processes=processes, folder=data, **settings))
-    expected, found = curve(single, *CURVES), curve(tmp_path / "run", *CURVES)
-    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    is_that_of(tmp_path / "run", single)
+    expected = curve(single, *CURVES)
     assert len(expected) == 14
     assert expected[0][2] - expected[-1][2] > 0.1  # it does learn
+
+
+def is_that_of(run: Path, single: Path) -> None:
+    """Check that the curve of a run is that of another one."""
+    expected, found = curve(single, *CURVES), curve(run, *CURVES)
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
     for (_, _, a), (_, _, b) in zip(found, expected, strict=True):
         assert abs(a - b) < 1e-5
+
+
+@pytest.mark.slow
+def test_two_hosts_learn_what_one_process_learns(single: Path, data: str, tmp_path: Path) -> None:
+    """Two launchers that meet at a port, as on two machines, with a process each."""
+    run = tmp_path / "run"
+    words = ["train", "--out", str(run), *flags(folder=data, **(SETTINGS | {"accumulate": 2}))]
+    launcher = [
+        "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id",
+        "hosts", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--local-addr", "127.0.0.1",
+    ]  # fmt: skip
+    hosts = [launch([*launcher, "--rdzv-conf", f"is_host={first}"], words) for first in ("true", "false")]
+    try:
+        printed = [finish(host) for host in hosts]
+    finally:
+        for host in hosts:
+            if host.poll() is None:
+                kill(host)
+    assert sum("model: " in text for text in printed) == 1, "the first process alone has something to say"
+    is_that_of(run, single)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["MULTI_GPU", "FSDP"])
+def test_accelerate_starts_them_by_its_file(single: Path, data: str, tmp_path: Path, way: str) -> None:
+    """Of a file of `accelerate config`; without GPUs both processes are of the CPU."""
+    lines = [f"distributed_type: {way}", "num_processes: 2", "main_process_port: 0", "mixed_precision: 'no'"]
+    (tmp_path / "accelerate.yaml").write_text("\n".join(lines) + "\n")
+    run = tmp_path / "run"
+    words = ["train", "--out", str(run), *flags(folder=data, **(SETTINGS | {"accumulate": 2}))]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml")]
+    printed = finish(launch(launcher, words))
+    assert printed.count("model: ") == 1
+    is_that_of(run, single)
 
 
 @pytest.mark.slow

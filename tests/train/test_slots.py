@@ -35,11 +35,34 @@ def test_a_run_of_universal_depth(tmp_path):
     assert parameters(model) < parameters(Settings(**SMALL).task().network())
 
 
+def test_a_run_with_experts(tmp_path):
+    given = Settings(**SMALL, feed_forward_kind="switch", feed_forward_option={"experts": 3, "k": 2})
+    run.start(tmp_path / "run", given, QUIET)
+    model = run.trained(tmp_path / "run")
+    assert (model.config.feed_forward, model.config.feed_forward_options) == ("switch", {"experts": 3, "k": 2})
+    assert parameters(model) > parameters(Settings(**SMALL).task().network())
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"residual": "reversible", "recompute": True}, "recompute must be off with residual reversible, .*"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        (
+            {"feed_forward_kind": "expert"},
+            "feed_forward_kind must be one of chunked, dense, gated, switch; got .expert.",
+        ),
+        (
+            {"feed_forward_kind": "dense", "chunk": 7},
+            "chunk must be left out with feed_forward_kind, got 7 and .dense.",
+        ),
+        ({"feed_forward_option": {"k": 2}}, "feed_forward_option is for a feed_forward_kind, got k"),
+        (
+            {"feed_forward_kind": "dense", "feed_forward_option": {"k": 2}},
+            "feed_forward_option: dense has no option .k., it has none",
+        ),
+        ({"feed_forward_kind": "switch", "feed_forward_option": {"k": 9}}, r"k must be in 1\.\.8, got 9"),
+        ({"feed_forward_kind": "switch", "variant": "star"}, "feed_forward must be dense where block is star, .*"),
         ({"share": "all", "depth": "universal"}, "share must be left out with depth, got 'all' and 'universal'"),
         ({"depth_option": {"tau": 0.1}}, "depth_option is for a depth, got tau"),
         ({"depth": "universal", "depth_option": {"tau": -1}}, "tau must be at least 0, got -1"),

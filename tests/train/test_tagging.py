@@ -88,6 +88,8 @@ def test_the_score_is_that_of_predictions_sentence_by_sentence() -> None:
         seen = [NAMES[tag] for tag, label in zip(tags, example["labels"], strict=True) if label != -100]
         predicted.append([*seen, *["O"] * (len(words) - len(seen))])
     assert len(predicted[0]) == 5
+    assert objective.predicted(model, "valid", 2) == predicted
+    assert objective.right("valid") == [[NAMES[tag] for tag in row] for row in TAGS]
     expected = entity_scores(predicted, [[NAMES[tag] for tag in row] for row in TAGS])
     for size in (1, 3):
         assert objective.evaluate(model, "valid", size) == pytest.approx(expected)

@@ -43,6 +43,7 @@ def simulate(
 ) -> None:
     """Draw phenotypes for real genotypes, or genotypes from frequencies (without linkage), to try the pipeline."""
     from greenformers.genome import simulate as simulation
+    from greenformers.genome.corpus import without_bases
     from greenformers.genome.reference import Reference
 
     if (variants is None) == (sites is None):
@@ -63,10 +64,13 @@ def simulate(
     if sites is not None:
         where = genome.region(region)
         with terminal.Steps(terminal.console(stderr=True)) as steps:
-            written, count = 0, 1000 if people is None else people
-            for place, written in simulation.synthetic(sites, genome, where, count, out, seed):  # noqa: B007
+            written, count, left_out = 0, 1000 if people is None else people, list[int]()
+            drawn = simulation.synthetic(sites, genome, where, count, out, seed, left_out)
+            for place, written in drawn:  # noqa: B007
                 steps("sites", (place - where.start) / len(where))
         print(f"{out}: {count:,} synthetic people, {written:,} sites, no linkage")
+        if left_out:
+            print(without_bases(len(left_out)))
         return
     assert variants is not None
     odds, source = simulation.odds_of(variants, genome, region, preset, effects)

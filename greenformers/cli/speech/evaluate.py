@@ -39,6 +39,13 @@ def evaluate(
     search: Search,
     limit: Annotated[int | None, typer.Option(help="Largest number of recordings.")] = None,
     batch: Batch = 16,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            help="Count nothing as written of a part of a recording that is silent, or, where the run was trained with "
+            "CTC and its confidences are calibrated, whose words are more likely wrong."
+        ),
+    ] = False,
     samples: Annotated[int, typer.Option(help="Number of transcripts of the first run that are shown.")] = 3,
     results: Results = None,
 ) -> None:
@@ -56,7 +63,15 @@ def evaluate(
         terminal.check_writable(results)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
         records, pairs = scored(
-            runs, split, search=search, corpus=corpus, layout=layout, limit=limit, batch=batch, progress=steps
+            runs,
+            split,
+            search=search,
+            corpus=corpus,
+            layout=layout,
+            limit=limit,
+            batch=batch,
+            gate=gate,
+            progress=steps,
         )
     console = terminal.console()
     for reference, hypothesis in pairs[:samples]:

@@ -77,10 +77,7 @@ def length(
         longest_sequences = longest.study(rows, size, vocabularies, budget=budget, progress=partial(steps, "rows"))
         names = {letters: "one a nucleotide", len(tokenizer): "subwords"}
         records = longest.records(list(longest_sequences), size, names, context(terminal.command(), 0))
-    theirs = {
-        row["setting"]: float(row["max_nucleotides"])
-        for row in published.rows(references, "thesis_table5_3_max_length.csv")
-    }
+    theirs = {row["setting"]: float(row["max_nucleotides"]) for row in published.rows(references, published.MAX_LENGTH)}
     console = terminal.console()
     out.mkdir(parents=True, exist_ok=True)
     for work in dict.fromkeys(modes):
@@ -90,5 +87,7 @@ def length(
         terminal.show(console, fitted(table(title, own, theirs), console.width, repeated=3))
         save(lengths(title, own, theirs), out / f"{work}.png")
         print(f"picture: {out / f'{work}.png'}")
+    if line := published.absent(references, (published.MAX_LENGTH,)):
+        print(line)
     if results is not None:
         append(results, records)

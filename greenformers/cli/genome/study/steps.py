@@ -25,7 +25,9 @@ def _pretraining(
         lambda settings, console: pretraining(settings, splits, out, console, positions),
         Finetuning(**inherited(given)), out, resume, results, "pretraining_steps", "Steps of pre-training",
     )  # fmt: skip
-    for row in published.rows(references, "thesis_table5_2_alzheimer.csv"):
+    if line := published.absent(references, (published.ALZHEIMER,)):
+        print(line)
+    for row in published.rows(references, published.ALZHEIMER):
         print(
             f"Cahyawijaya 2021: {row['model']}: AUC {100 * float(row['auc']):.1f} %, F1 {100 * float(row['f1']):.1f} %"
         )
