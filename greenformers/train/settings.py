@@ -96,9 +96,9 @@ class Training:
     )
     low_rank_training: str = setting(
         "adamw",
-        "Way to train low-rank layers: adamw, as all others; muon, where factors are matrices inside the layers, else "
-        "AdamW; spectral, from truncated dense weights, with decay of the product of the factors; dense_first, dense "
-        "for a quarter of the steps and then truncated.",
+        "Way to train low-rank layers: adamw, as all others; muon, for matrices inside layers; spectral, from "
+        "truncated dense weights, with decay of products; dense_first, dense for a quarter of the steps, then "
+        "truncated.",
     )
     warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
