@@ -2,7 +2,8 @@
 
 `known.json` is written by `python benchmarks/known_losses.py` from the records of `benchmarks/language_models.py`:
 networks of two layers of 64 on bytes, the same steps and batches for all. It tells how fast a mechanism learns at that
-size, and no more; where nothing else is known, that is more than its speed.
+size, and no more; where nothing else is known, that is more than its speed. A part that was not studied, such as low
+rank while there is no record of it, is named, so that what the other part loses is not taken for the loss of both.
 """
 
 import json
@@ -29,9 +30,10 @@ class Known:
         difference: Validation loss less that of dense attention, in nats a byte, mean of the seeds.
         low: The least of the seeds.
         high: The greatest of the seeds.
-        seeds: Number of seeds.
-        blind: Whether its scores depend neither on queries nor on keys.
+        seeds: Number of seeds; 0 where nothing was studied, and the figures say nothing.
+        blind: Whether its scores compare no two tokens: they depend on the query alone, or on neither query nor key.
         added: Whether it was not studied as it is, but is the sum of its two parts.
+        unstudied: Parts of it that were not studied, and may lose more, in words; empty where there is none.
     """
 
     difference: float
@@ -40,19 +42,28 @@ class Known:
     seeds: int
     blind: bool = False
     added: bool = False
+    unstudied: str = ""
 
     @property
     def worse(self) -> bool:
-        """Whether every seed lost more than can be told apart from none."""
-        return self.low > TOLERANCE
+        """Whether the mean of the seeds lost more than can be told apart from none."""
+        return self.difference > TOLERANCE
+
+    @property
+    def certain(self) -> bool:
+        """Whether every seed says the same: that it lost, or that it did not."""
+        return (self.low > TOLERANCE) == (self.high > TOLERANCE)
 
     def __str__(self) -> str:
-        spread = f"{self.difference:+.2f} ({self.low:+.2f} to {self.high:+.2f}) nats"
-        return spread + ", added up" * self.added
+        said = [f"{self.difference:+.2f} ({self.low:+.2f} to {self.high:+.2f}) nats"] if self.seeds else []
+        said += ["added up"] * self.added
+        said += [] if self.certain else ["not certain"]
+        said += [f"{self.unstudied} not studied"] if self.unstudied else []
+        return ", ".join(said)
 
 
 def known(variant: str, *, causal: bool, share: float | None = None) -> Known | None:
-    """What a variant is known to lose; None where it, or a part of it that could lose, was not studied.
+    """What a variant is known to lose, and which part of it was not studied; None for an attention that was not.
 
     Args:
         variant: Name of the variant, see `greenformers.model.variant`.
@@ -65,16 +76,17 @@ def known(variant: str, *, causal: bool, share: float | None = None) -> Known | 
     own = _mechanism(mechanism, causal) if mechanism else None
     if not low:
         return own
-    ranks = _ranked(low, causal, share)
-    if not mechanism:
-        return ranks
-    if own is None or ranks is None:
-        # One part that loses is enough to say so.
-        part = own or ranks
-        return part if part is not None and (part.worse or part.blind) else None
+    parts = {"width" if low in NARROW else "rank": _ranked(low, causal, share)}
+    if mechanism:
+        parts["attention"] = own
+    studied = [part for part in parts.values() if part is not None]
+    unstudied = " and ".join(name for name, part in parts.items() if part is None)
+    if not studied:
+        return Known(0.0, 0.0, 0.0, 0, unstudied=unstudied)
     return Known(
-        own.difference + ranks.difference, own.low + ranks.low, own.high + ranks.high, min(own.seeds, ranks.seeds),
-        own.blind, added=True,
+        sum(part.difference for part in studied), sum(part.low for part in studied),
+        sum(part.high for part in studied), min(part.seeds for part in studied),
+        any(part.blind for part in studied), added=len(studied) > 1, unstudied=unstudied,
     )  # fmt: skip
 
 

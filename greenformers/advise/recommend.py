@@ -31,7 +31,7 @@ REPEATS, BESIDE = 5, 5
 """Timed runs of each network, and candidates that are timed at once beside the dense one."""
 
 HOPEFUL = 2.0
-"""Candidates are timed that are expected to take no more than so many times the time of the best."""
+"""Candidates are timed that are expected to take no more than so many times the time of the best of their group."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Row:
         parameters: Number of parameters of the layers.
         refused: Reason why the candidate cannot be used, else None.
         reason: Comparison with the dense network.
-        lost: What the variant is known to lose, None where it was not studied.
+        lost: What the variant is known to lose, and what of it was not studied; None for an attention that was not.
     """
 
     cell: Cell
@@ -130,8 +130,9 @@ def recommend(
 def ordered(rows: Sequence[Row]) -> list[Row]:
     """Candidates by what they are known to lose, then the fastest first, each compared with the dense network.
 
-    First those that lost nothing that a study could tell; then those that were not studied; those that lost; and those
-    whose attention never looks at the text, whatever they lost. The dense network is among the first.
+    First those that lost nothing that a study could tell; then those of which a part was not studied; those that lost
+    in the mean; and those whose attention compares no two tokens, whatever they lost. The dense network is among the
+    first.
     """
     dense = next(row for row in rows if row.cell.variant == BASELINE)
     rows = [row if row.refused else replace(row, reason=_reason(row, dense)) for row in rows]
@@ -144,7 +145,11 @@ def group_of(row: Row) -> int:
         return 0
     if row.lost is None:
         return 1
-    return 3 if row.lost.blind else 2 if row.lost.worse else 0
+    if row.lost.blind:
+        return 3
+    if row.lost.worse:  # one part that loses is enough to say so
+        return 2
+    return 1 if row.lost.unstudied else 0
 
 
 def measured(
@@ -152,7 +157,9 @@ def measured(
 ) -> list[Row]:
     """The same candidates with the most promising timed: one layer of each, beside the dense network's, in turns.
 
-    Estimates of the others are corrected by the candidate of the same mechanism that was timed, or by all of them.
+    Those of each group are compared with its best, see `HOPEFUL`, and timed group by group: the fastest of all may be
+    one whose attention compares no two tokens. Estimates of the others are corrected by the candidate of the same
+    mechanism that was timed, or by all of them.
 
     Args:
         need: Network, input and limits.
@@ -161,8 +168,12 @@ def measured(
         progress: Function that is called with a text and the share that is done.
     """
     usable = [row for row in rows if row.refused is None and row.cell.variant != BASELINE]
-    best = min((row.seconds for row in usable), default=0.0)
-    hopeful = [row for row in usable if row.evidence != "measured here" and row.seconds <= HOPEFUL * best]
+    best: dict[int, float] = {}
+    for row in usable:
+        best[group_of(row)] = min(row.seconds, best.get(group_of(row), row.seconds))
+    hopeful = [
+        row for row in usable if row.evidence != "measured here" and row.seconds <= HOPEFUL * best[group_of(row)]
+    ]
     dense = next(row for row in rows if row.cell.variant == BASELINE)
     began, times = monotonic(), dict[Cell, float]()
     for start in range(0, len(hopeful), BESIDE):

@@ -21,9 +21,18 @@ def is_counted(x: Tensor) -> bool:
     return is_fake(x) and not torch.compiler.is_compiling() and not in_transform()
 
 
+def is_compiled() -> bool:
+    """Whether torch.compile traces the code: its graphs hold operators of our own, which exported programs may not."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting() and not in_transform()
+
+
 def in_one_piece(x: Tensor) -> bool:
-    """Whether work on a tensor may not be divided into tiles: it is traced, and not only counted."""
-    return is_traced(x) and not is_counted(x)
+    """Whether work on a tensor may not be divided into tiles: it is exported, transformed or on the meta device.
+
+    Where it is only counted, tiles are counted one by one; where it is compiled, all of them are an operator of our
+    own.
+    """
+    return is_traced(x) and not is_counted(x) and not is_compiled()
 
 
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:

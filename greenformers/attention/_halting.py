@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from greenformers._gradients import by_hand
-from greenformers.attention._contract import on_gpu
+from greenformers.attention._aligned import is_compiled, is_traced
+from greenformers.attention._contract import full_precision, on_gpu
 from greenformers.attention._dropout import drop_, new_seed
 
 PART = 32
@@ -38,6 +39,17 @@ ALL = slice(None)
 """All heads of a tile."""
 
 
+def in_blocks(q: Float[Tensor, "B H N D"], keys: int) -> bool:
+    """Whether so many keys are read block by block, until queries have enough: not where values cannot be read.
+
+    Compiled, no more weights than are computed at a time are left to the compiler, which fuses what is done to them.
+    """
+    if not is_compiled():
+        return not is_traced(q)
+    B, H, N, _ = q.shape
+    return B * H * N * keys > sizes_of(q).numbers
+
+
 def read_until(
     q: Float[Tensor, "G N D"],
     k: Float[Tensor, "G M D"],
@@ -51,6 +63,8 @@ def read_until(
 ) -> tuple[Float[Tensor, "G N D"], Int[Tensor, "G N"]]:
     """sum_j sigmoid(q_i k_j) v_j over the first n_i keys, and n_i: the first with a sum of the weights of `threshold`.
 
+    Compiled, it is one operator, which reads values as it runs.
+
     Args:
         q: Queries of G heads, already scaled.
         k: Keys.
@@ -61,7 +75,11 @@ def read_until(
         together: Number of neighbouring heads that stop as one, by the mean of their sums.
         dropout: Probability of dropping a weight.
     """
-    out, stop = _Read.apply(q, k, v, limit, keep, (threshold, together, dropout, new_seed(dropout)))
+    if is_compiled():
+        seed = torch.randint(2**31, ()) if dropout else None
+        out, stop = torch.ops.greenformers.read_until(q, k, v, limit, keep, seed, threshold, together, dropout)
+    else:
+        out, stop = _Read.apply(q, k, v, limit, keep, (threshold, together, dropout, new_seed(dropout)))
     return out, stop
 
 
@@ -76,7 +94,12 @@ def stops(
     together: int = 1,
 ) -> Int[Tensor, "G N"]:
     """n_i alone, see `read_until`."""
-    return _read(q, k, None, limit, keep, threshold, together, 0.0, 0)[1]
+    stop: Tensor
+    if is_compiled():
+        _, stop = torch.ops.greenformers.read_until(q, k, None, limit, keep, None, threshold, together, 0.0)
+    else:
+        _, stop = _read(q, k, None, limit, keep, threshold, together, 0.0, 0)
+    return stop
 
 
 def _read(
@@ -214,8 +237,31 @@ def _again(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _plain(q, k, v, ctx.saved_tensors[3], ctx.keep)
 
 
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, stop: Tensor, keep: Tensor | None, together: int, dropout: float, seed: int,
+    dout: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k and v, a tile and a block of keys at a time."""
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    scratch = q.new_empty(2, _room(sizes_of(q), together))
+    for heads, rows in _tiles(stop, together):
+        tile = _Tile(q, k, keep, stop, heads, rows, scratch[0])
+        given = dout[heads, rows]
+        for at, block, some in tile.blocks():
+            a, grad = tile.weights(at, block, some), given[some]
+            da = torch.bmm(grad, v[heads][some, block].mT, out=scratch[1, : a.numel()].view_as(a))
+            seed_after = drop_(da, dropout, seed)
+            da.mul_(a).addcmul_(da, a, value=-1)
+            drop_(a, dropout, seed)
+            seed = seed_after
+            dv[heads, block][some] += torch.bmm(a.mT, grad)
+            dq[heads, rows][some] += torch.bmm(da, tile.keys[some, block])
+            dk[heads, block][some] += torch.bmm(da.mT, tile.queries[some])
+    return dq, dk, dv
+
+
 class _Read(torch.autograd.Function):
-    """`read_until`. Weights are computed again for the backward pass, as far as each query read."""
+    """`read_until`, not compiled. Weights are computed again for the backward pass, as far as each query read."""
 
     @staticmethod
     def forward(
@@ -232,21 +278,50 @@ class _Read(torch.autograd.Function):
     @staticmethod
     @by_hand(3, _again)
     def backward(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients, a tile and a block of keys at a time."""
         q, k, v, stop = ctx.saved_tensors
-        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-        scratch, seed = q.new_empty(2, _room(sizes_of(q), ctx.together)), ctx.seed
-        for heads, rows in _tiles(stop, ctx.together):
-            tile = _Tile(q, k, ctx.keep, stop, heads, rows, scratch[0])
-            given = dout[heads, rows]
-            for at, block, some in tile.blocks():
-                a, grad = tile.weights(at, block, some), given[some]
-                da = torch.bmm(grad, v[heads][some, block].mT, out=scratch[1, : a.numel()].view_as(a))
-                seed_after = drop_(da, ctx.dropout, seed)
-                da.mul_(a).addcmul_(da, a, value=-1)
-                drop_(a, ctx.dropout, seed)
-                seed = seed_after
-                dv[heads, block][some] += torch.bmm(a.mT, grad)
-                dq[heads, rows][some] += torch.bmm(da, tile.keys[some, block])
-                dk[heads, block][some] += torch.bmm(da.mT, tile.queries[some])
-        return dq, dk, dv, None, None, None
+        return *_backward(q, k, v, stop, ctx.keep, ctx.together, ctx.dropout, ctx.seed, dout), None, None, None
+
+
+# An operator takes tensors and numbers only. A seed is a tensor: a graph keeps the numbers that it was made with.
+
+
+@torch.library.custom_op("greenformers::read_until", mutates_args=())
+def _operator(
+    q: Tensor, k: Tensor, v: Tensor | None, limit: Tensor, keep: Tensor | None, seed: Tensor | None, threshold: float,
+    together: int, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    with full_precision(q):
+        return _read(q, k, v, limit, keep, threshold, together, dropout, 0 if seed is None else int(seed))
+
+
+@_operator.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor | None, limit: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    del k, v
+    return torch.empty_like(q), torch.empty_like(limit)
+
+
+@torch.library.custom_op("greenformers::read_until_backward", mutates_args=())
+def _operator_backward(
+    q: Tensor, k: Tensor, v: Tensor, stop: Tensor, keep: Tensor | None, seed: Tensor | None, together: int,
+    dropout: float, dout: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    with full_precision(q):
+        return [*_backward(q, k, v, stop, keep, together, dropout, 0 if seed is None else int(seed), dout)]
+
+
+@_operator_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (q, k, v)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, _, keep, seed, _, ctx.together, ctx.dropout = inputs
+    ctx.save_for_backward(q, k, v, output[1], keep, seed)
+
+
+def _differentiate(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Any, ...]:
+    grads = torch.ops.greenformers.read_until_backward(*ctx.saved_tensors, ctx.together, ctx.dropout, dout)
+    return *grads, *[None] * 6
+
+
+_operator.register_autograd(_differentiate, setup_context=_save)

@@ -1,7 +1,8 @@
 """Engine of attention with relative positions. Dai 2019, arXiv:1901.02860, section 3.3.
 
 score_ij = D^-1/2 ((q_i + u) k_j + (q_i + v) W_R R_{i-j}), R_t the sinusoids of distance t. The fast form computes F =
-R W_R^T once, and the scores in tiles (`_relative_tiles.py`); of few queries, all at once, shifted row by row.
+R W_R^T once, and the scores in tiles (`_relative_tiles.py`); of few queries, and in exported programs, all at once,
+shifted row by row.
 Time O(N M D + M d^2), memory O(M d).
 """
 
@@ -12,13 +13,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, in_one_piece, is_traced
+from greenformers.attention._aligned import finite, is_compiled, is_traced
 from greenformers.attention._base2 import LN2
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
-from greenformers.attention._dropout import new_seed
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, HIDDEN, How, RelativeTiled, without_keys
+from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles, tiled, without_keys
 
 AHEAD = 256
 """Distances are kept for a multiple of so many keys, so that a growing cache does not need new ones each time."""
@@ -91,21 +91,21 @@ class Relative(Attention):
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
         q, k, v = finite(q, k, v, key_mask, query_mask)
-        if N <= FEW or in_one_piece(q):
+        if not in_tiles(q, M) or N <= FEW:
             return self._at_once(q, k, v, key_mask)
         bias = none = None
         if key_mask is not None:
             bias = torch.zeros_like(key_mask, dtype=accurate(q)).masked_fill_(~key_mask, HIDDEN)
             none = without_keys(key_mask, N, causal=self.shape.causal)
         dropout = self.dropout if self.training else 0.0
-        how = How(self.shape.causal, dropout, new_seed(dropout))
         scale = q.shape[3] ** -0.5 / LN2
-        if on_gpu(q) and not dropout:
+        if on_gpu(q) and not dropout and not is_compiled():
             return self._by_flex(q, k, v, key_mask)
         with full_precision(q):
             x = exact(q)
             qu, qv = ((x + exact(y)[:, None]) * scale for y in (self.u, self.v))
-            out: Tensor = RelativeTiled.apply(qu, qv, exact(k), exact(v), self._of_distances(x, N, M), bias, how)
+            F = self._of_distances(x, N, M)
+            out = tiled(qu, qv, exact(k), exact(v), F, bias, causal=self.shape.causal, dropout=dropout)
         return (out if none is None else out.masked_fill(none, 0.0)).to(v.dtype)
 
     def _by_flex(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:

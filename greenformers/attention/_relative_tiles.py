@@ -16,6 +16,7 @@ from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers._torch import is_fake
+from greenformers.attention._aligned import in_one_piece, is_compiled
 from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import exact, full_precision, on_gpu
 from greenformers.attention._dropout import drop_, new_seed
@@ -43,6 +44,17 @@ HIDDEN = -1e30
 
 FEW = 16
 """Number of queries up to which all scores are computed at once."""
+
+
+def in_tiles(q: Float[Tensor, "B H N D"], keys: int) -> bool:
+    """Whether the scores of queries and so many keys are computed for some pairs at a time.
+
+    Compiled, those that fit a tile are left to the compiler, which fuses what is done to them.
+    """
+    if in_one_piece(q):
+        return False
+    (B, H, N, _), sizes = q.shape, sizes_of(q)
+    return not is_compiled() or B * H * N * keys > sizes.queries * sizes.keys * sizes.heads
 
 
 class How(NamedTuple):
@@ -152,77 +164,167 @@ def moved(strip: Float[Tensor, "h b t"], width: int) -> Float[Tensor, "h b w"]:
     return strip.as_strided((h, b, width), (b * t, t - 1, 1), strip.storage_offset() + b - 1)
 
 
-class RelativeTiled(torch.autograd.Function):
-    """softmax2(qu k + qv F_{i-j} + bias) v; qu (B, H, N, D), qv (B, H, N, E) are scaled for the base 2, F (H, t, E)."""
+def tiled(
+    qu: Float[Tensor, "B H N D"],
+    qv: Float[Tensor, "B H N E"],
+    k: Float[Tensor, "B H M D"],
+    v: Float[Tensor, "B H M D"],
+    F: Float[Tensor, "H t E"],
+    bias: Float[Tensor, "B M"] | None,
+    *,
+    causal: bool,
+    dropout: float = 0.0,
+    window: int | Tensor | None = None,
+) -> Float[Tensor, "B H N D"]:
+    """softmax2(qu k + qv F_{i-j} + bias) v, with queries scaled for the base 2; the others are as `How` says.
 
+    Compiled, it is one operator: traced, a long sequence would be thousands. A window that depends on values is then a
+    tensor, which is read as the operator runs.
+    """
+    out: Tensor
+    if is_compiled():
+        seed = torch.randint(2**31, ()) if dropout else None
+        reach = None if window is None else torch.as_tensor(window)
+        out, _ = torch.ops.greenformers.by_distance(qu, qv, k, v, F, bias, seed, reach, causal, dropout)
+    else:
+        how = How(causal, dropout, new_seed(dropout), None if window is None else int(window))
+        out = _Tiled.apply(qu, qv, k, v, F, bias, how)
+    return out
+
+
+def _forward(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, how: How
+) -> tuple[Tensor, Tensor]:
+    """Outputs (B, H, N, D), and the base-2 logarithms of the sums of weights (B H, N)."""
+    (B, H, N, _), M, shape = qu.shape, k.shape[2], qu.shape
+    qu, qv, k, v = (x.flatten(0, 1) for x in (qu, qv, k, v))
+    out, lse = torch.empty_like(qu), qu.new_empty(B * H, N)
+    scores, seed = _Scores(k, padded(F), bias, how, M - N), how.seed
+    for heads, _, _, rows, tiles in _tiles(B, H, N, M, how, sizes_of(k)):
+        own_u, own_v = qu[heads, rows].contiguous(), qv[heads, rows].contiguous()
+        top = total = mixed = None
+        for tile in tiles:
+            weights = scores(own_u, own_v, tile)
+            highest = weights.amax(-1, keepdim=True)
+            if top is not None:
+                highest = torch.maximum(top, highest)
+            weights = exp2_(weights.sub_(highest))
+            sums = weights.sum(-1, keepdim=True)
+            seed = drop_(weights, how.dropout, seed)
+            values = v[heads, tile.block]
+            if top is None or total is None or mixed is None:
+                total, mixed = sums, torch.bmm(weights, values)
+            else:
+                fall = (top - highest).exp2_()
+                total = total.mul_(fall).add_(sums)
+                mixed = mixed.mul_(fall).baddbmm_(weights, values)
+            top = highest
+        assert top is not None and total is not None and mixed is not None  # noqa: PT018 - a tile has keys
+        out[heads, rows] = mixed.div_(total)
+        lse[heads, rows] = (top + total.log2())[..., 0]
+    return out.view(shape), lse
+
+
+def _backward(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, how: How,
+    out: Tensor, lse: Tensor, dout: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of qu, qv, k, v and F."""
+    (B, H, N, _), M = qu.shape, k.shape[2]
+    qu, qv, k, v, out, dout = (x.flatten(0, 1) for x in (qu, qv, k, v, out, dout))
+    delta = (dout * out).sum(-1, keepdim=True)
+    wide = padded(F)
+    dqu, dqv = torch.empty_like(qu), torch.empty_like(qv)
+    dk, dv, dF = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(wide)
+    scores, seed = _Scores(k, wide, bias, how, M - N), how.seed
+    for heads, factors, _, rows, tiles in _tiles(B, H, N, M, how, sizes_of(k)):
+        own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
+        of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
+        for tile in tiles:
+            weights = exp2_(scores(own_u, own_v, tile).sub_(lse[heads, rows, None]))
+            of_scores = scores.product(grad, v[heads, tile.block].mT, 1)
+            seed_after = drop_(of_scores, how.dropout, seed)
+            of_scores.sub_(delta[heads, rows]).mul_(weights)
+            drop_(weights, how.dropout, seed)
+            seed = seed_after
+            dv[heads, tile.block] += torch.bmm(weights.mT, grad)
+            of_u.baddbmm_(of_scores, k[heads, tile.block])
+            dk[heads, tile.block] += torch.bmm(of_scores.mT, own_u)
+            strip = scores.strip(own_v, tile).zero_()
+            moved(strip, of_scores.shape[2]).copy_(of_scores)
+            of_v.baddbmm_(strip, scores.distances(tile, strip.shape[2]))
+            dF[factors, tile.first : tile.first + strip.shape[2]] += torch.bmm(strip.mT, own_v)
+        dqu[heads, rows], dqv[heads, rows] = of_u, of_v
+    dqu, dqv, dk, dv = (x.view(B, H, *x.shape[1:]) for x in (dqu, dqv, dk, dv))
+    return dqu.mul_(LN2), dqv.mul_(LN2), dk.mul_(LN2), dv, dF[:, : F.shape[1]].mul_(LN2)
+
+
+class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, how: How
     ) -> Tensor:
-        B, H, N, _ = qu.shape
-        M, shape, given = k.shape[2], qu.shape, (qu, qv, k, v, F)
-        qu, qv, k, v = (x.flatten(0, 1) for x in (qu, qv, k, v))
-        out, lse = torch.empty_like(qu), qu.new_empty(B * H, N)
-        scores, seed = _Scores(k, padded(F), bias, how, M - N), how.seed
-        for heads, _, _, rows, tiles in _tiles(B, H, N, M, how, sizes_of(k)):
-            own_u, own_v = qu[heads, rows].contiguous(), qv[heads, rows].contiguous()
-            top = total = mixed = None
-            for tile in tiles:
-                weights = scores(own_u, own_v, tile)
-                highest = weights.amax(-1, keepdim=True)
-                if top is not None:
-                    highest = torch.maximum(top, highest)
-                weights = exp2_(weights.sub_(highest))
-                sums = weights.sum(-1, keepdim=True)
-                seed = drop_(weights, how.dropout, seed)
-                values = v[heads, tile.block]
-                if top is None or total is None or mixed is None:
-                    total, mixed = sums, torch.bmm(weights, values)
-                else:
-                    fall = (top - highest).exp2_()
-                    total = total.mul_(fall).add_(sums)
-                    mixed = mixed.mul_(fall).baddbmm_(weights, values)
-                top = highest
-            assert top is not None and total is not None and mixed is not None  # noqa: PT018 - a tile has keys
-            out[heads, rows] = mixed.div_(total)
-            lse[heads, rows] = (top + total.log2())[..., 0]
+        out, lse = _forward(qu, qv, k, v, F, bias, how)
         ctx.how, ctx.bias = how, bias
-        ctx.save_for_backward(*given, out, lse)
-        return out.view(shape)
+        ctx.save_for_backward(qu, qv, k, v, F, out, lse)
+        return out
 
     @staticmethod
     @by_hand(5, lambda ctx, *given: _again(ctx, *given))
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of qu, qv, k, v and F."""
-        *given, out, lse = ctx.saved_tensors
-        (B, H, N, _), M, F = given[0].shape, given[2].shape[2], given[4]
-        qu, qv, k, v = (x.flatten(0, 1) for x in given[:4])
-        dout = dout.reshape(out.shape)
-        delta = (dout * out).sum(-1, keepdim=True)
-        wide = padded(F)
-        dqu, dqv = torch.empty_like(qu), torch.empty_like(qv)
-        dk, dv, dF = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(wide)
-        scores, seed = _Scores(k, wide, ctx.bias, ctx.how, M - N), ctx.how.seed
-        for heads, factors, _, rows, tiles in _tiles(B, H, N, M, ctx.how, sizes_of(k)):
-            own_u, own_v, grad = (x[heads, rows].contiguous() for x in (qu, qv, dout))
-            of_u, of_v = torch.zeros_like(own_u), torch.zeros_like(own_v)
-            for tile in tiles:
-                weights = exp2_(scores(own_u, own_v, tile).sub_(lse[heads, rows, None]))
-                of_scores = scores.product(grad, v[heads, tile.block].mT, 1)
-                seed_after = drop_(of_scores, ctx.how.dropout, seed)
-                of_scores.sub_(delta[heads, rows]).mul_(weights)
-                drop_(weights, ctx.how.dropout, seed)
-                seed = seed_after
-                dv[heads, tile.block] += torch.bmm(weights.mT, grad)
-                of_u.baddbmm_(of_scores, k[heads, tile.block])
-                dk[heads, tile.block] += torch.bmm(of_scores.mT, own_u)
-                strip = scores.strip(own_v, tile).zero_()
-                moved(strip, of_scores.shape[2]).copy_(of_scores)
-                of_v.baddbmm_(strip, scores.distances(tile, strip.shape[2]))
-                dF[factors, tile.first : tile.first + strip.shape[2]] += torch.bmm(strip.mT, own_v)
-            dqu[heads, rows], dqv[heads, rows] = of_u, of_v
-        grads = [x.mul_(LN2).view(B, H, *x.shape[1:]) for x in (dqu, dqv, dk)]
-        return *grads, dv.view(B, H, M, -1), dF[:, : F.shape[1]].mul_(LN2), None, None
+        qu, qv, k, v, F, out, lse = ctx.saved_tensors
+        return *_backward(qu, qv, k, v, F, ctx.bias, ctx.how, out, lse, dout), None, None
+
+
+# An operator takes tensors and numbers only; what a graph does not know when it is made is a tensor.
+
+
+def _how(seed: Tensor | None, window: Tensor | None, causal: bool, dropout: float) -> How:
+    return How(causal, dropout, 0 if seed is None else int(seed), None if window is None else int(window))
+
+
+@torch.library.custom_op("greenformers::by_distance", mutates_args=())
+def _operator(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, seed: Tensor | None,
+    window: Tensor | None, causal: bool, dropout: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    with full_precision(qu):
+        return _forward(qu, qv, k, v, F, bias, _how(seed, window, causal, dropout))
+
+
+@_operator.register_fake
+def _(qu: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    heads = qu.flatten(0, 1)
+    return torch.empty_like(heads).view(qu.shape), qu.new_empty(heads.shape[:2])
+
+
+@torch.library.custom_op("greenformers::by_distance_backward", mutates_args=())
+def _operator_backward(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, bias: Tensor | None, seed: Tensor | None,
+    window: Tensor | None, causal: bool, dropout: float, out: Tensor, lse: Tensor, dout: Tensor,
+) -> list[Tensor]:  # fmt: skip
+    with full_precision(qu):
+        *grads, dF = _backward(qu, qv, k, v, F, bias, _how(seed, window, causal, dropout), out, lse, dout)
+    return [*grads, dF.contiguous()]
+
+
+@_operator_backward.register_fake
+def _(qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, F: Tensor, *_: Any) -> list[Tensor]:
+    return [*(torch.empty_like(x.flatten(0, 1)).view(x.shape) for x in (qu, qv, k, v)), F.new_empty(F.shape)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.numbers = inputs[8:]
+    ctx.save_for_backward(*inputs[:8], *output)
+
+
+def _differentiate(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Any, ...]:
+    *tensors, out, lse = ctx.saved_tensors
+    grads = torch.ops.greenformers.by_distance_backward(*tensors, *ctx.numbers, out, lse, dout)
+    return *grads, *[None] * 5
+
+
+_operator.register_autograd(_differentiate, setup_context=_save)
 
 
 def by_distance(
@@ -235,7 +337,7 @@ def by_distance(
     bias: Float[Tensor, "H t"] | None,
     causal: bool,
     dropout: float = 0.0,
-    window: int | None = None,
+    window: int | Tensor | None = None,
 ) -> Float[Tensor, "B H N D"]:
     """softmax(D^-1/2 q_i (k_j + vectors_r) + bias_r) v, r = N - 1 - i + j for query i of the last N of M positions.
 
@@ -250,7 +352,7 @@ def by_distance(
         bias: Biases of distances, in falling order; finite.
         causal: Whether a query sees no later key.
         dropout: Probability of dropping a weight.
-        window: Distance of the farthest key that a query reads; None: it reads all.
+        window: Distance of the farthest key that a query reads, see `tiled`; None: it reads all.
     """
     with full_precision(q):
         given, H = exact(q) * (q.shape[3] ** -0.5 / LN2), q.shape[1]
@@ -261,8 +363,7 @@ def by_distance(
         of_keys = None
         if key_mask is not None:
             of_keys = torch.zeros_like(key_mask, dtype=given.dtype).masked_fill_(~key_mask, HIDDEN)
-        how = How(causal, dropout, new_seed(dropout), window)
-        out: Tensor = RelativeTiled.apply(given, qv, exact(k), exact(v), F, of_keys, how)
+        out = tiled(given, qv, exact(k), exact(v), F, of_keys, causal=causal, dropout=dropout, window=window)
     return out.to(v.dtype)
 
 

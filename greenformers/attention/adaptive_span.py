@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from greenformers.attention._aligned import finite, in_one_piece, is_counted, is_traced
+from greenformers.attention._aligned import finite, is_compiled, is_counted, is_traced
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, HIDDEN, by_distance
+from greenformers.attention._relative_tiles import FEW, HIDDEN, by_distance, in_tiles
 
 BLOCK = 128
 """Number of queries that share a range of keys, where each has its own z."""
@@ -199,7 +199,7 @@ class AdaptiveSpan(Attention):
         z = self._z(q, inputs, kept_queries)
         back = self._reach(z, kept_queries)
         ahead = 0 if self.shape.causal else back
-        if N <= FEW or in_one_piece(q):
+        if not in_tiles(q, M) or N <= FEW:
             out = self._at_once(q, k, v, key_mask, z, back)
         elif not self.dynamic:
             out = self._in_tiles(q, k, v, key_mask, z, back)
@@ -253,7 +253,7 @@ class AdaptiveSpan(Attention):
         x, seen, rows = self._places(torch.arange(M - 1, lowest - 1, -1, device=q.device))
         bias, vectors = self._log_mask(x, seen, z[0], HIDDEN), self.p[rows] if self.position_term else None
         dropout = self.dropout if self.training else 0.0
-        if on_gpu(q) and not dropout:
+        if on_gpu(q) and not dropout and not is_compiled():
             scaled = q * q.shape[3] ** -0.5
 
             def biases(at: slice, some: slice) -> Tensor:
@@ -264,9 +264,11 @@ class AdaptiveSpan(Attention):
 
             out = flex_by_distance(scaled, k, v, key_mask, biases, causal=self.shape.causal, window=back)
         else:
+            # Compiled, how far a head looks is read by the operator as it runs.
+            window = self._farthest(z).amax() if is_compiled() else back
             out = by_distance(
                 q, k, v, key_mask, vectors=None if vectors is None else vectors[None], bias=bias,
-                causal=self.shape.causal, dropout=dropout, window=back,
+                causal=self.shape.causal, dropout=dropout, window=window,
             )  # fmt: skip
         return out.masked_fill(self._without_keys(z, N, M, key_mask), 0.0)
 
@@ -275,12 +277,17 @@ class AdaptiveSpan(Attention):
         keys = torch.ones(1, M, dtype=torch.bool, device=z.device) if key_mask is None else key_mask
         before = F.pad(keys.cumsum(1), (1, 0))  # of the keys before each position and before the end
         shift = 0 if self.include_self else 1
-        farthest = (z[0].detach() * self.span + self.ramp).ceil().clamp(max=self.span).long() - 1 + shift  # (H, 1)
+        farthest = self._farthest(z)
         i = torch.arange(M - N, M, device=z.device)
         count = before[:, (i + 1 - shift)][:, None] - before[:, (i - farthest).clamp(min=0)]
         if not self.shape.causal:
             count = count + before[:, (i + 1 + farthest).clamp(max=M)] - before[:, i + 1][:, None]
         return (count <= 0)[..., None]
+
+    def _farthest(self, z: Tensor) -> Int[Tensor, "H 1"]:
+        """The largest distance that each head sees, where z is of the head."""
+        shift = 0 if self.include_self else 1
+        return (z[0].detach() * self.span + self.ramp).ceil().clamp(max=self.span).long() - 1 + shift
 
     # Queries in blocks, each over the range of keys around it, where each has its own z.
 

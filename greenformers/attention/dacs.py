@@ -3,7 +3,8 @@
 a_ij = sigmoid(s q_i k_j), s = 1 / sqrt(D); n_i is the first n with a_i1 + ... + a_in >= 1, or the last key;
 out_i = a_i1 v_1 + ... + a_in v_n. Keys after n_i are not needed: a decoder can start before its input ends.
 Synchronous (Li 2021, arXiv:2104.12631): all heads of a layer stop at the first n at which the mean of their sums is 1.
-The fast form reads keys in blocks until all queries of a tile have stopped (`_halting.py`).
+The fast form reads keys in blocks until all queries of a tile have stopped (`_halting.py`); exported programs compute
+all weights.
 Time O(N n D) with n the most keys that a query reads, memory O((N + M) D).
 """
 
@@ -14,9 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from greenformers.attention._aligned import finite, first_of, is_traced, text_of
+from greenformers.attention._aligned import finite, first_of, text_of
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, full_precision
-from greenformers.attention._halting import read_until, stops
+from greenformers.attention._halting import in_blocks, read_until, stops
 from greenformers.attention._reference import dot_products, seen_keys, text_by_text
 
 
@@ -132,7 +133,7 @@ class Dacs(Attention):
         keep = None if key_mask is None else key_mask[:, None].expand(k.shape[:3]).flatten(0, 1)
         together = self.shape.heads if self.synchronous else 1
         with full_precision(q):
-            if is_traced(q):
+            if not in_blocks(q, M):
                 out, stop = self._at_once(queries, keys, values, limit, keep, key_mask, query_mask)
                 return out.view(q.shape).to(v.dtype), stop
             if self.limited is not None:

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers.attention._aligned import finite, in_one_piece
+from greenformers.attention._aligned import finite, is_compiled
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention, of_groups
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, by_distance, without_keys
+from greenformers.attention._relative_tiles import FEW, by_distance, in_tiles, without_keys
 from greenformers.position import Position, falling
 
 
@@ -86,9 +86,9 @@ class Full(Attention):
                 raise ValueError(f"pairs must be {expected}, got {tuple(pairs.shape)}")
             visible = pairs if pairs.dtype == torch.bool else pairs > torch.finfo(pairs.dtype).min / 2
             bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
-        if relative is not None and self._by_distance(q, relative, pairs):
+        if relative is not None and self._by_distance(q, k, relative, pairs):
             vectors, bias = relative.of_distances(falling(q.shape[2], k.shape[2], q.device, causal=self.shape.causal))
-            if on_gpu(q) and not dropout:
+            if on_gpu(q) and not dropout and not is_compiled():
                 return self._by_flex(q, k, v, key_mask, vectors, bias)
             out = by_distance(
                 q, k, v, key_mask, vectors=vectors, bias=bias, causal=self.shape.causal, dropout=dropout
@@ -106,10 +106,10 @@ class Full(Attention):
         weights = F.dropout(weights, dropout)
         return weights @ v + relative.values(weights)
 
-    def _by_distance(self, q: Tensor, relative: Position, pairs: Tensor | None) -> bool:
+    def _by_distance(self, q: Tensor, k: Tensor, relative: Position, pairs: Tensor | None) -> bool:
         """Whether scores by distance are computed for some pairs at a time."""
-        few = q.shape[2] <= FEW or relative.has_values or pairs is not None
-        return not (few or in_one_piece(q))
+        at_once = relative.has_values or pairs is not None or not in_tiles(q, k.shape[2])
+        return not at_once and q.shape[2] > FEW
 
     def _by_flex(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, vectors: Tensor | None, bias: Tensor | None

@@ -77,15 +77,30 @@ def bound_of(lose: str | None, faster: str | None) -> "Bound":
 
 
 def line(search: "Search", trial: "Trial") -> str:
-    """A trial in a line: its number, what it gives, and its recipe."""
+    """A trial in a line: its number, what it gives, its recipe, and how far the search is.
+
+    A star marks what no other recipe beats so far in speed and in quality.
+    """
     from greenformers.report.front import recipe_words
+    from greenformers.search.trials import front
 
     number, words = len(search.trials.seen), recipe_words(search, trial)
     if trial.refused is not None:
         return f"{number:4d}  {words}: {trial.refused}"
+    star = "*" if trial in front(search.trials.done()) else " "
     return (
-        f"{number:4d}  {trial.speed:5.2f}x as fast, keeps {1 - trial.lost:7.2%}, {trial.smaller:4.1f}x smaller: {words}"
+        f"{number:4d}  {star} {trial.speed:5.2f}x as fast, keeps {1 - trial.lost:7.2%}, {trial.smaller:4.1f}x smaller: "
+        f"{words} ({_so_far(search, trial)})"
     )
+
+
+def _so_far(search: "Search", trial: "Trial") -> str:
+    """The best so far in words, where that is not this trial, and the minutes that are left."""
+    best = search.best()
+    said = "best" if search.plan.bound.met_by(best) else "nearest"
+    figures = "" if trial == best else f": {best.speed:.2f}x, {1 - best.lost:.2%}"
+    left = max(0.0, search.plan.seconds - search.trials.seconds) / 60
+    return f"{said} so far{figures}; {left:.0f} min left"
 
 
 def share(name: str, text: str) -> float:

@@ -12,9 +12,9 @@ from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
 from greenformers.search.advice import MARGIN, Advice, Measured
 from greenformers.search.bound import Bound
-from greenformers.search.recipes import command, healed, name_of
+from greenformers.search.recipes import Recipe, command, export_command, healed, name_of
 
-APART = ("", "not studied", "known to lose", "apart: attention that never looks at the text")
+APART = ("", "not studied", "known to lose", "apart: attention that compares no two tokens")
 """Headings of groups of candidates, see `greenformers.advise.recommend.ordered`."""
 
 
@@ -118,6 +118,14 @@ def words(advice: Advice, bound: Bound, model: str, texts: str) -> str:
         texts: File of texts, for the commands.
     """
     chosen, label, first = advice.chosen(bound), METRICS[advice.metric].label, advice.rows[0]
+    at = advice.setting
+    runtime = next((record.setting["runtime"] for record in advice.records if "runtime" in record.setting), None)
+
+    def line_of(recipe: Recipe) -> str:
+        """The command that makes a recipe, and writes it for the runtime."""
+        line = command(recipe, model, texts, at)
+        return line if runtime is None else f"{line} && {export_command(runtime, texts, at.length)}"
+
     if bound.lose is None and chosen.speed < (bound.faster or 1):
         said = [f"Nothing that was tried is {bound.faster:g}x as fast."]
     elif not chosen.recipe:
@@ -127,14 +135,14 @@ def words(advice: Advice, bound: Bound, model: str, texts: str) -> str:
         said = []
     if chosen.recipe:
         said += [f"{'The fastest' if said else 'Advice'}: {_told(chosen, label)}."]
-        said += [command(chosen.recipe, model, texts, advice.setting)]
+        said += [line_of(chosen.recipe)]
     if bound.lose is not None and first.speed >= MARGIN * chosen.speed and first.quality_share < 1 - bound.lose:
-        further = command(healed(first.recipe, advice.setting.rows), model, texts, advice.setting)
+        further = line_of(healed(first.recipe, at.rows))
         said += [f"Faster still, but it needs healing (further training): {_told(first, label)}.", further]
     asked = ["--lose", f"{100 * bound.lose:g}%"] if bound.lose is not None else ["--faster", f"{bound.faster:g}x"]
-    runtime = next((record.setting["runtime"] for record in advice.records if "runtime" in record.setting), None)
     where = [] if runtime is None else ["--runtime", runtime]
-    more = shlex.join(["greenformers", "compress", model, "--texts", texts, *asked, *where, "--out", "small"])
+    long = [] if at.length is None else ["--length", str(at.length), "--lengths", str(at.length)]
+    more = shlex.join(["greenformers", "compress", model, "--texts", texts, *long, *asked, *where, "--out", "small"])
     said += ["A search with healing finds better ones, in half an hour:", more]
     return "\n".join(f"  {line}" if line.startswith("greenformers ") else line for line in said)
 

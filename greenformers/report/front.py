@@ -5,24 +5,33 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Column, Table
 
+from greenformers.advise.in_runtime import TORCH
 from greenformers.changes._options import as_flags
 from greenformers.compress.job import Job
 from greenformers.compress.reading import fitted
+from greenformers.export.measure import NAMES
 from greenformers.measure.record import METRICS
 from greenformers.report.names import Spot, name_points
 from greenformers.report.page import Listing
 from greenformers.report.page import write as write_page
 from greenformers.report.plot import GREY, Picture, house, looks, new_figure, settle
+from greenformers.search.advice import MARGIN
 from greenformers.search.bound import Bound
-from greenformers.search.recipes import name_of
+from greenformers.search.held_out import errors_of
+from greenformers.search.lab import MOST
+from greenformers.search.recipes import export_command, name_of
 from greenformers.search.run import Outcome
 from greenformers.search.search import Search
 from greenformers.search.trials import Trial, front
+
+AREA, LEAST_AREA = 110.0, 10.0
+"""Square points of the mark of a model that is as large as the one that it is compared with, and of any at least."""
 
 
 def recipe_words(search: Search, trial: Trial) -> str:
@@ -30,8 +39,8 @@ def recipe_words(search: Search, trial: Trial) -> str:
     return name_of(search.recipe(trial.genes, trial.steps))
 
 
-def command(search: Search, trial: Trial, model: str, job: Job) -> str:
-    """The command that makes the recipe of a trial."""
+def command(search: Search, trial: Trial, model: str, job: Job, runtime: str = TORCH) -> str:
+    """The command that makes the recipe of a trial, and writes it for the runtime that it was timed in."""
     recipe = search.recipe(trial.genes, trial.steps)
     words, job = ["greenformers", "compress", model, *as_flags(recipe)], fitted(job, recipe)
     for entry in fields(Job):
@@ -40,7 +49,11 @@ def command(search: Search, trial: Trial, model: str, job: Job) -> str:
             continue
         given = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         words += [flag] if value is True else [flag, given]
-    return shlex.join([*words, "--out", "small"])
+    line = shlex.join([*words, "--out", "small"])
+    if runtime == TORCH:
+        return line
+    length = search.lab.length or search.lab.reader.length
+    return f"{line} && {export_command(runtime, str(job.evaluate or job.texts), length)}"
 
 
 def front_table(outcome: Outcome, runtime: str) -> Table:
@@ -57,16 +70,23 @@ def front_table(outcome: Outcome, runtime: str) -> Table:
 
 
 def sentence(outcome: Outcome, bound: Bound, runtime: str) -> str:
-    """The outcome in words, and whether it keeps to the bound."""
-    best = outcome.best
+    """The outcome in words, and whether it keeps to the bound, also on examples that the search has not seen."""
+    best, unseen = outcome.best, _unseen(outcome, runtime)
     said = (
         f"{recipe_words(outcome.search, best)}: {best.speed:.2f}x as fast in {runtime}, {best.smaller:.1f}x smaller, "
-        f"keeps {1 - best.lost:.2%}, judged {_judged(outcome)}."
+        f"keeps {1 - best.lost:.2%}, judged {_judged(outcome)}. On those that it has not seen: {unseen.words}."
     )
-    said += _unseen(outcome)
     if not bound.met_by(best):
         asked = f"{bound.lose:.2%} of loss" if bound.lose is not None else f"{bound.faster:.2f}x"
-        said = f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
+        return f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
+    if bound.lose is not None and unseen.share < 1 - bound.lose:
+        noise = ", within noise" if unseen.most >= 1 - bound.lose else ""
+        said = (
+            f"On examples that the search has not seen the result keeps {unseen.share:.2%}, less than the "
+            f"{1 - bound.lose:.2%} asked for{noise}. {said}"
+        )
+    if bound.lose is not None and best.speed < MARGIN:
+        said = f"Nothing within {bound.lose:.2%} of loss is faster than the model as it is. {said}"
     return said
 
 
@@ -77,14 +97,50 @@ def _judged(outcome: Outcome) -> str:
     return "on the half of the examples that the search sees"
 
 
-def _unseen(outcome: Outcome) -> str:
-    """What the result keeps of the quality on examples that the search has not seen."""
+class _Unseen(NamedTuple):
+    """The quality on examples that the search has not seen.
+
+    Attributes:
+        share: The share of it that the result keeps; nan where the model as it is has none.
+        most: The greatest share in the 95 % interval; that share itself where there is no interval.
+        words: The quality before and now, in words.
+    """
+
+    share: float
+    most: float
+    words: str
+
+
+def _unseen(outcome: Outcome, runtime: str) -> _Unseen:
+    """What the result keeps of the quality on examples that the search has not seen, in the runtime of the search.
+
+    The model as it is was judged in torch. Of the file for another runtime some of the examples may calibrate, so that
+    it is judged beside the result in torch by the rest; the share is what is kept in torch, times what the file keeps.
+    """
     metric = outcome.search.lab.own_quality[0]
-    first, *_, last = [r for r in outcome.records if (r.metric, r.benchmark) == (metric, "compress")]
-    low, high = last.interval or (math.nan, math.nan)
-    spread = "" if last.interval is None else f", a difference of {low:+.3g} to {high:+.3g} (95 % interval)"
-    label = METRICS[metric].label
-    return f" On those that it has not seen: {label} {first.value:.4g} before, {last.value:.4g} now{spread}."
+    before, *_, now = [r for r in outcome.records if (r.metric, r.benchmark) == (metric, "compress")]
+    share = most = _share(metric, before.value, now.value)
+    words = f"{METRICS[metric].label} {before.value:.4g} before, {now.value:.4g} now"
+    if runtime != TORCH:
+        words += " in torch"
+    if now.interval is not None:
+        low, high = now.interval
+        most = max(_share(metric, before.value, before.value + end) for end in (low, high))
+        words += f", a difference of {low:+.3g} to {high:+.3g} (95 % interval)"
+    files = {r.variant: r.value for r in outcome.records if (r.metric, r.benchmark) == (metric, "export")}
+    # A cosine of a file is that to the result in torch, not to the model as it is.
+    if runtime != TORCH and metric != "cosine" and NAMES[runtime] in files:
+        result, file = files[NAMES[TORCH]], files[NAMES[runtime]]
+        share, most = (part * _share(metric, result, file) for part in (share, most))
+        words += f"; {file:.4g} in {NAMES[runtime]}, {result:.4g} in torch by the same examples"
+    return _Unseen(share, most, words if math.isnan(share) else f"{words}: {share:.2%} is kept")
+
+
+def _share(metric: str, before: float, after: float) -> float:
+    """The share of a quality that is kept; nan where there was none before."""
+    if not before > 0:
+        return math.nan
+    return before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
 
 
 def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, folder: Path, title: str) -> Path:
@@ -107,17 +163,16 @@ def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, fo
     rows = [
         (
             recipe_words(search, trial), f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}",
-            f"{trial.seconds:.0f}", command(search, trial, model, job),
+            f"{trial.seconds:.0f}", command(search, trial, model, job, runtime),
         )
         for trial in trials
     ]  # fmt: skip
     refused = [(recipe_words(search, t), str(t.refused)) for t in search.trials.seen if t.refused is not None]
-    listed = [
-        Listing(
-            "Trials", f"Speed, quality and size to those of the model as it is, in {runtime}; the fastest first.",
-            ("recipe", "times as fast", "kept", "times smaller", "seconds", "command"), rows,
-        ),
-    ]  # fmt: skip
+    about = (
+        f"Speed, quality and size to those of the model as it is, in {runtime}; the fastest first. {foreseen(search)}"
+    )
+    columns = ("recipe", "times as fast", "kept", "times smaller", "seconds", "command")
+    listed = [Listing("Trials", about.strip(), columns, rows)]
     if refused:
         listed.append(Listing("Not made", "Recipes that could not be made, and why.", ("recipe", "why"), refused))
     drawn = [Picture("front", figure(outcome, bound, runtime), *_words(outcome, runtime))]
@@ -127,6 +182,17 @@ def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, fo
     )  # fmt: skip
 
 
+def foreseen(search: Search) -> str:
+    """How well a search foresees recipes, in words; nothing where too few were tried."""
+    errors = errors_of(search.space, search.trials)
+    if errors is None:
+        return ""
+    return (
+        f"Of {errors.recipes} recipes without healing, each predicted from trials of others, times are off by "
+        f"{errors.time:.1%} in the median, and losses of quality by {100 * errors.lost:.2g} points."
+    )
+
+
 def figure(outcome: Outcome, bound: Bound, runtime: str) -> Figure:
     """Speed against quality of all trials; the front as a line, and the recipe that was made with a ring."""
     trials = outcome.search.trials.done()
@@ -134,15 +200,17 @@ def figure(outcome: Outcome, bound: Bound, runtime: str) -> Figure:
         {"as they are": [t for t in trials if not t.steps], "healed": [t for t in trials if t.steps]}, outcome.best,
         bound, recipe_words(outcome.search, outcome.best),
         title=f"Speed and quality of {len(trials)} recipes (up and to the right is better)",
-        along=f"times as fast as the model as it is, in {runtime}",
+        along=f"times as fast as the model as it is, in {runtime}", sized="size on disk",
     )  # fmt: skip
 
 
 @house
 def front_figure(
-    groups: Mapping[str, Sequence[Trial]], best: Trial, bound: Bound, name: str, *, title: str, along: str
+    groups: Mapping[str, Sequence[Trial]], best: Trial, bound: Bound, name: str, *, title: str, along: str, sized: str
 ) -> Figure:
     """Speed against quality of trials, those of a group alike; their front as a line, and the best with a ring.
+
+    The area of a mark is the size of its model, down to `LEAST_AREA`.
 
     Args:
         groups: Trials by what is said of them.
@@ -151,6 +219,7 @@ def front_figure(
         name: Name of the best.
         title: Title of the figure.
         along: What the speed is compared with.
+        sized: What the size of a model is.
     """
     top = front([trial for of in groups.values() for trial in of])
     drawn = new_figure(8.6, 4.8, title)
@@ -161,7 +230,8 @@ def front_figure(
         if of:
             axes.scatter(
                 [t.speed for t in of], [100 * (1 - t.lost) for t in of], label=said, color=look.colour,
-                marker=look.marker, s=26, zorder=3,
+                edgecolors="white", linewidths=0.4, marker=look.marker,
+                s=[max(LEAST_AREA, AREA / t.smaller) for t in of], zorder=3,
             )  # fmt: skip
     axes.plot(
         [t.speed for t in top], [100 * (1 - t.lost) for t in top], color=GREY, linewidth=1, label="front", zorder=1
@@ -172,6 +242,8 @@ def front_figure(
         axes.axhline(100 * (1 - bound.lose), color=GREY, linewidth=0.8, linestyle=":", label="asked for")
     else:
         axes.axvline(bound.faster or 1, color=GREY, linewidth=0.8, linestyle=":", label="asked for")
+    for area, said in ((AREA, f"{sized}: as before"), (AREA / 4, f"{sized}: a quarter")):
+        axes.scatter([], [], s=area, color=GREY, label=said)  # for the legend alone
     axes.set_ylim(_floor(top, best), max(y, 100 * (1 - min(t.lost for t in top))) + 1)
     axes.set_xlabel(along)
     axes.set_ylabel("quality kept (%)")
@@ -190,9 +262,9 @@ def _floor(top: Sequence[Trial], best: Trial) -> float:
 
 def _words(outcome: Outcome, runtime: str) -> tuple[str, str]:
     top = front(outcome.search.trials.done())
-    points = "; ".join(f"{trial.speed:.2f}x at {1 - trial.lost:.1%}" for trial in top)
+    points = "; ".join(f"{t.speed:.2f}x at {1 - t.lost:.1%}, {t.smaller:.1f}x smaller" for t in top)
     return (
-        f"Each point is a recipe, timed in {runtime} beside the model as it is, and judged {_judged(outcome)}. Recipes "
-        "that lose far more are below the picture.",
+        f"Each point is a recipe, timed in {runtime} beside the model as it is, and judged {_judged(outcome)}. The "
+        "smaller a mark, the smaller is the model on disk. Recipes that lose far more are below the picture.",
         f"Speed against quality kept. The front: {points}.",
     )

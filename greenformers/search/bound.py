@@ -13,6 +13,9 @@ WEIGHT = 0.5, 4.0
 """What it costs to be beyond a bound of loss or of speed, of the logarithms: twice the loss that is allowed costs as
 much as a speed 1.4 times less."""
 
+NOISE = 0.03
+"""Shares of a speed that timing does not tell apart."""
+
 STRICT = 4.0
 """How much more it costs to be beyond what is aimed at, where what healing brings back is counted already."""
 
@@ -49,8 +52,12 @@ class Bound:
         return -log_lost - strict * WEIGHT[1] * max(0.0, log(self.faster or 1) - log(speed))
 
     def nearest(self, trials: Sequence[Trial]) -> Trial:
-        """The best of some trials that keep to the bound; where none does, the one that is nearest to it."""
+        """The best of some trials that keep to the bound; where none does, the one that is nearest to it.
+
+        Of those that are as fast as the fastest, but for noise, that is the one that loses least.
+        """
         fit = [trial for trial in trials if self.met_by(trial)]
         if self.lose is not None:
             return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=lambda trial: trial.lost)
-        return min(fit, key=lambda trial: trial.lost) if fit else max(trials, key=lambda trial: trial.speed)
+        fastest = max(trial.speed for trial in trials)
+        return min(fit or [trial for trial in trials if trial.speed >= (1 - NOISE) * fastest], key=lambda t: t.lost)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from greenformers.data import Split, Splits
 from greenformers.measure.latency import interleaved
 from greenformers.measure.parameters import parameters
+from greenformers.search.lab import why_of
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
@@ -71,9 +72,10 @@ class NetworkLab:
             model, quality = self.trained(genes, steps)
             if not isfinite(quality):
                 raise ValueError(f"its {self.objective.metric} is no number after {steps} steps")
-        except (ValueError, MemoryError, RuntimeError) as error:
-            why = " ".join(str(error).split()) or type(error).__name__
-            return Trial(genes, steps, refused=why[:300])
+        except OSError:  # a full disk, say, is no fault of the network
+            raise
+        except Exception as error:
+            return Trial(genes, steps, refused=why_of(error))
         return Trial(genes, steps, speed, 1 - quality / of_base, parameters(base) / parameters(model))
 
     def base(self, steps: int) -> tuple[PreTrainedModel, float]:

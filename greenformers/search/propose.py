@@ -6,7 +6,7 @@ Constraints, 3.2).
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, log, sqrt
 from statistics import NormalDist
@@ -62,14 +62,15 @@ class Predictions:
         space: The space of the recipes.
         trials: Trials, some without healing among them.
         steps: Steps of healing that the loss is predicted after.
+        without: Recipes of which nothing is learned but what healing does to them.
     """
 
-    def __init__(self, space: Space, trials: Trials, steps: int) -> None:
+    def __init__(self, space: Space, trials: Trials, steps: int, without: Collection[Genes] = ()) -> None:
         self.space = space
-        fresh = trials.done(0)
+        fresh = [trial for trial in trials.done(0) if trial.genes not in without]
         # The model as it is, which loses nothing, is known without a trial.
         strengths = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in fresh)]
-        every = trials.done()  # healing changes no speed
+        every = [trial for trial in trials.done() if trial.genes not in without]  # healing changes no speed
         tried = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in every)]
         self._speed = Speeds(tried, [0.0, *(log(trial.speed) for trial in every)])
         self._root = Surrogate(strengths, [0.0, *(sqrt(max(trial.lost, 0.0)) for trial in fresh)])

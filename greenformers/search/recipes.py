@@ -39,6 +39,20 @@ def command(recipe: Recipe, model: str, texts: str, at: "Setting") -> str:
     return shlex.join([*words, "--out", "small"])
 
 
+def export_command(runtime: str, texts: str, length: int | None) -> str:
+    """The command line that writes what `command` makes for another runtime than torch.
+
+    Args:
+        runtime: A format of `export`.
+        texts: File of texts to calibrate with and to judge by.
+        length: Tokens of a text, as timed; None for the usual one.
+    """
+    words = ["greenformers", "export", "small", "--formats", runtime, "--texts", texts]
+    if length is not None:
+        words += ["--length", str(length), "--lengths", str(length)]
+    return shlex.join([*words, "--out", f"small-{runtime}"])
+
+
 def healed(recipe: Recipe, rows: int) -> Recipe:
     """The recipe with a training of the default kind on so many examples, before changes that freeze weights."""
     trainer = next(kind for kind in kinds() if kind.trains)

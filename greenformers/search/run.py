@@ -30,13 +30,16 @@ from greenformers.measure.record import Record, append, context, read
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.healing import HURDLES
-from greenformers.search.lab import Lab
+from greenformers.search.lab import Lab, why_of
 from greenformers.search.search import SPENT, Plan, Search
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
 from greenformers.train import checkpoint
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
+
+MOST_FAILED = 3
+"""Recipes that cannot be made in full, after which a search ends with the reason of the last."""
 
 DEPLOYED = "deployed"
 """Folder, in that of the result, of its form for the runtime."""
@@ -115,23 +118,36 @@ def find(
         search.run()
     results: dict[tuple[Genes, int], _Made] = {}
 
-    def make(genes: Genes, steps: int) -> None:
+    failures: list[Exception] = []
+
+    def make(genes: Genes, steps: int) -> bool:
+        """Make a recipe; one that cannot be is given up."""
         recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
         clock, judged = place.with_name(f"{place.name}.seconds"), _judged(place)
         before, began = _seconds(clock), monotonic()
+        if not search.begin(genes, steps):
+            return False
         try:
             if judged is None:
                 left_out = gone if "training" in needed_of(recipe, parts) else 0
                 judged = run(model, recipe, place, fitted(job, recipe), about, progress, parts=parts, gone=left_out)
                 if first_process():
                     _keep(place, judged)
+        except (ValueError, LookupError, ArithmeticError, MemoryError, RuntimeError) as error:
+            failures.append(error)
+            if len(failures) == MOST_FAILED:  # which is no fault of the recipes
+                raise
+            search.trials.give_up(genes, steps, why_of(error), before + monotonic() - began)
+            return False
         finally:  # also where a signal stops it: the same command counts what was spent
+            search.trials.end()
             if first_process():
                 with suppress(OSError):  # a full disk, of which what ended the work says more
                     folder.mkdir(parents=True, exist_ok=True)
                     checkpoint.replace(clock, repr(before + monotonic() - began))
         results[genes, steps] = _Made(recipe, place, *judged)
         search.add(genes, steps, lambda: pretrained(str(place))[0], before)
+        return True
 
     for number in range(len(SPENT)):
         genes, steps = search.in_full(number)
@@ -139,26 +155,33 @@ def find(
             break
         make(genes, steps)
     best = search.best()
-    if (best.genes, best.steps) not in results:
-        make(best.genes, best.steps)
+    while (best.genes, best.steps) not in results and not make(best.genes, best.steps):
+        best = search.best()
     recipe, place, report, records, notes = results[best.genes, best.steps]
     if not first_process():
         return Outcome(best, recipe, search, report, records, notes)
+    lab, fault = search.lab, None
     if runtime != TORCH:
-        lab = search.lab
         small, tokenizer = pretrained(str(place))
-        deployed, _ = deploy(
-            small, tokenizer, place / DEPLOYED, [runtime], examples=parts["judging"],
-            length=lab.length or lab.reader.length, lengths=[lab.length or lab.reader.length], batch=lab.batch,
-            about=about, progress=progress,
-        )  # fmt: skip
-        records = [*records, *deployed]
-    notes = [*notes, *(f"Not tried: {change.label}: {why}" for change, why in search.space.refused)]
+        try:
+            deployed, _ = deploy(
+                small, tokenizer, place / DEPLOYED, [runtime], examples=parts["judging"],
+                length=lab.length or lab.reader.length, lengths=[lab.length or lab.reader.length], batch=lab.batch,
+                about=about, progress=progress,
+            )  # fmt: skip
+            records = [*records, *deployed]
+        except (ValueError, RuntimeError) as error:  # what the search came to is not lost for it
+            shutil.rmtree(place / DEPLOYED, ignore_errors=True)
+            fault = ValueError(f"{out} has the model for torch, but there is none for {runtime}: {why_of(error)}")
+    not_tried = (f"Not tried: {change.label}: {why}" for change, why in search.space.refused)
+    notes = [*notes, *search.notes, *not_tried]
     check_place(out)
     if out.exists():
         shutil.rmtree(out)
     place.replace(out)
     shutil.rmtree(folder)
+    if fault is not None:
+        raise fault
     return Outcome(best, recipe, search, report, records, notes)
 
 

@@ -26,8 +26,7 @@ from greenformers.search.space import Genes, Space
 from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries, Turn
-from greenformers.train.others import Others
-from greenformers.train.processes import apart
+from greenformers.train.others import Others, each_alone
 
 CHANCE, AT_ONCE = 6, 3
 """Recipes drawn by chance at the beginning at least, and recipes that are proposed at once."""
@@ -48,6 +47,14 @@ is not healed alone. Healing each change of MiniLM-L6 alone, low rank among them
 TRYING, HEALING = 0.2, 0.4
 """Shares of the time after which no more recipes are tried without healing, and after which none are healed but one in
 full, which all else only prepares."""
+
+QUICKER = 4.0
+"""How many times less than `Lab.step_seconds` a step of healing may take: texts are shorter, products in bf16."""
+
+ASKED = 3
+"""Recipes at most that are healed for the fewest steps to see whether they are the one to be healed in full. Four of
+six layers, say, take twice the seconds of three a step, as students of half the layers learn less: 4,500 steps by what
+was seen of three layers took twice the time that was left for them."""
 
 STEPS = 1000
 """Steps in full, as long as no healing was seen."""
@@ -93,6 +100,9 @@ class Search:
         told: Function that is called with each trial that ended.
         clock: Function that gives the time in seconds.
         others: The processes that search together; None for this one alone.
+
+    Attributes:
+        notes: What was not done, and why.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class Search:
     ) -> None:
         self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
         self._tries = Tries(trials, told, clock, others)
+        self.notes: list[str] = []
 
     def run(self) -> None:
         """Try recipes, and heal the best for some steps, until it is time to heal one in full.
@@ -114,6 +125,7 @@ class Search:
         Raises:
             ValueError: No recipe can be made.
         """
+        self._check_healing()
         draw = random.Random(self.plan.seed)
         first = [*self.space.singles(), *(self.space.drawn(draw) for _ in range(CHANCE))]
         self._try(first, 0, lambda: self._over(self.plan.trying) and bool(self.trials.done()))
@@ -125,9 +137,38 @@ class Search:
         if self.plan.heals:
             self._rounds(HURDLES[0], HEALING)
 
+    def _check_healing(self) -> None:
+        """Heal nothing where the fewest steps take more than all of the time for it, however quick they are."""
+        if not self.plan.heals or self.trials.healed_before:
+            return
+        least = self._tries.first(HURDLES[0] * self.lab.step_seconds / QUICKER)
+        if least > (HEALING - TRYING) * self.plan.seconds:
+            self.plan = replace(self.plan, heals=False)
+            whole = least / (HEALING - TRYING) / 60
+            self.notes.append(f"Nothing was healed: that takes {whole:,.0f} minutes at least, see --minutes.")
+
     def best(self) -> Trial:
-        """The best trial so far within the bound; where none keeps to it, the nearest."""
+        """The best trial so far within the bound; where none keeps to it, the nearest.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not self.trials.done():
+            raise ValueError(f"no recipe of the search could be made: {self.trials.seen[-1].refused}")
         return self.plan.bound.nearest(self.trials.done())
+
+    def begin(self, genes: Genes, steps: int) -> bool:
+        """Note that a recipe is made elsewhere, until `trials.end`; False where it was given up before, or is now.
+
+        Where several processes make it together, an end of one of them is the end of all, and is not counted.
+        """
+        before = self.trials.on_disk(genes, steps)
+        if before is None and self._tries.at_once == 1:
+            before = self.trials.begin(genes, steps)
+        if before is None or before.refused is None:
+            return True
+        self.trials.give_up(genes, steps, before.refused, before.seconds)
+        return False
 
     def in_full(self, number: int = 0) -> tuple[Genes, int]:
         """The recipe that is to be healed in full, and for how many steps; few or 0 where no time is left for more.
@@ -135,12 +176,25 @@ class Search:
         Args:
             number: How many were healed in full before.
         """
-        self._try_for_long(number)
+        with each_alone():  # what is healed in full is made by all processes together, and these are not
+            self._try_for_long(number)
+            chosen = self._chosen(number)
+            for _ in range(ASKED):
+                if chosen.steps <= HURDLES[-1] or any(t.steps for t in self.trials.seen if t.genes == chosen.genes):
+                    break
+                # How long its steps take, and what they bring back, is seen before many are paid for.
+                self._try([chosen.genes], HURDLES[0], lambda: False)
+                chosen = self._chosen(number)
+        return chosen.genes, chosen.steps
+
+    def _chosen(self, number: int) -> Trial:
+        """The best of all trials as they are, and as expected of them when healed for as long as there is time."""
         done = sorted(self.trials.done(), key=lambda trial: trial.steps)
         longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
         expected = self.expected([*longest], number)
-        chosen = self.plan.bound.nearest([*done, *expected, *self._rounded(expected, number)])
-        return chosen.genes, chosen.steps
+        every = [*done, *expected, *self._rounded(expected, number)]
+        failed = {trial.genes for trial in self.trials.seen if trial.refused is not None and trial.steps}
+        return self.plan.bound.nearest([t for t in every if t.steps <= HURDLES[-1] or t.genes not in failed])
 
     def _try_for_long(self, number: int) -> None:
         """Try, as they are, the recipes that are predicted to be best when healed for as long as there is time.
@@ -152,8 +206,7 @@ class Search:
         if steps > HURDLES[-1]:
             draw = random.Random(f"{self.plan.seed} in full {number}")
             new = propose(self.space, self.trials, self.plan.bound, draw, self._count, steps=steps)
-            with apart():  # what is healed in full is made by all processes together, and these are not
-                self._try(new, 0, lambda: False)
+            self._try(new, 0, lambda: False)
 
     def _rounded(self, trials: Sequence[Trial], number: int) -> list[Trial]:
         """These trials with changes that round weights added: what is faster by them hardly depends on the rest."""

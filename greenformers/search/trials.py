@@ -64,6 +64,7 @@ class Trials:
         self.path, self._writes = path, rank == 0
         self.seen: list[Trial] = []
         self._gains: dict[str, list[float]] = {}
+        self._relative: dict[Genes, list[float]] = {}
         self._on_disk: dict[tuple[Genes, int], Trial] = {}
         if path.is_file():
             for trial in _trials(path):
@@ -89,6 +90,11 @@ class Trials:
         self._begun.unlink(missing_ok=True)
 
     @property
+    def healed_before(self) -> bool:
+        """Whether an earlier run has healed a recipe."""
+        return any(steps for _, steps in self._on_disk)
+
+    @property
     def seconds(self) -> float:
         """Seconds that the trials of this run took, also where they were made by an earlier one."""
         return sum(trial.seconds for trial in self.seen)
@@ -101,19 +107,19 @@ class Trials:
         """Count a trial as seen, and keep it on disk as it was made if it is not there; returns it as it is seen.
 
         What a model with its weights rounded gains is measured again now and then, by each process. All trials beside
-        it have the median of what was measured: else of two such recipes the one of a quiet minute would win.
+        it have the median of what was measured: else of two such recipes the one of a quiet minute would win. So have
+        all trials of a recipe, whose speed healing does not change: else what was fast enough might not be once healed.
         """
-        gauged = trial
-        if trial.beside and trial.refused is None:
-            gains = self._gains.setdefault(trial.beside, [])
-            gains += [trial.rounded] * (trial.rounded not in gains)
-            self.seen = [_gauged(other, trial.beside, median(gains)) for other in self.seen]
-            gauged = _gauged(trial, trial.beside, median(gains))
-        self.seen.append(gauged)
+        if trial.refused is None:
+            self._relative.setdefault(trial.genes, []).append(trial.speed / trial.rounded)
+            if trial.beside:
+                gains = self._gains.setdefault(trial.beside, [])
+                gains += [trial.rounded] * (trial.rounded not in gains)
+        self.seen = [self._gauged(other) for other in (*self.seen, trial)]
         if (trial.genes, trial.steps) not in self._on_disk:
             self._on_disk[trial.genes, trial.steps] = trial
             if not self._writes:
-                return gauged
+                return self.seen[-1]
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Of a line that a full disk cut off no more is lost.
             cut = self.path.is_file() and self.path.read_bytes()[-1:] not in (b"", b"\n")
@@ -121,7 +127,21 @@ class Trials:
                 text = ("\n" * cut + json.dumps(asdict(trial)) + "\n").encode()
                 if file.write(text) < len(text):
                     raise OSError(ENOSPC, "No space left on device", str(self.path))
-        return gauged
+        return self.seen[-1]
+
+    def give_up(self, genes: Genes, steps: int, why: str, seconds: float = 0.0) -> None:
+        """Count a recipe with so many steps of healing as one that cannot be made, also where it was tried before."""
+        before = self.of(genes, steps)
+        self.seen = [trial for trial in self.seen if trial is not before]
+        self._on_disk.pop((genes, steps), None)
+        self.add(Trial(genes, steps, refused=why, seconds=seconds + (0.0 if before is None else before.seconds)))
+
+    def _gauged(self, trial: Trial) -> Trial:
+        """A trial with the median of what was measured of its recipe, and of what it was timed beside."""
+        if trial.refused is not None:
+            return trial
+        gain = median(self._gains[trial.beside]) if trial.beside else trial.rounded
+        return replace(trial, speed=median(self._relative[trial.genes]) * gain, rounded=gain)
 
     def of(self, genes: Genes, steps: int) -> Trial | None:
         """The trial of a recipe with so many steps of healing that was seen, if there is one."""
@@ -130,13 +150,6 @@ class Trials:
     def done(self, steps: int | None = None) -> list[Trial]:
         """Trials that were not refused; those with so many steps of healing, where a number is given."""
         return [trial for trial in self.seen if trial.refused is None and steps in (None, trial.steps)]
-
-
-def _gauged(trial: Trial, beside: str, gain: float) -> Trial:
-    """A trial with another gain of what it was timed beside, if that is the one named."""
-    if trial.beside != beside:
-        return trial
-    return replace(trial, speed=trial.speed / trial.rounded * gain, rounded=gain)
 
 
 def _trials(path: Path) -> list[Trial]:

@@ -6,11 +6,13 @@ Several processes make one each at a time, and all of them then know of all tria
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial, Trials
 from greenformers.train.others import Others
+
+T = TypeVar("T")
 
 Turn = Callable[[Callable[[], Any]], Any]
 """A function that calls another, as soon as this process has the machine to itself."""
@@ -43,6 +45,10 @@ class Tries:
     def seconds(self) -> float:
         """Seconds of the trials, and those since the last one ended."""
         return self.trials.seconds + self._clock() - self._since
+
+    def first(self, value: T) -> T:
+        """What the first process gives, for all of them."""
+        return self._others.gathered(value)[0]
 
     def spent(self, seconds: float) -> None:
         """Count seconds that an earlier run spent on the next trial."""

@@ -165,7 +165,6 @@ ROWS = (
         causal=True,
         cross=False,
         large={"span": 64},
-        compiles=False,
         **LINEAR,
     ),
     Row(
@@ -173,7 +172,6 @@ ROWS = (
         {"span": 7, "ramp": 3, "init": 0.3, "position_term": False, "include_self": True},
         causal=True,
         cross=False,
-        compiles=False,
         alike=True,
     ),
     Row(
@@ -181,7 +179,6 @@ ROWS = (
         {"ramp": 5, "dynamic": True},
         causal=True,
         cross=False,
-        compiles=False,
     ),
     Row("dacs", causal=True),
     Row("dacs", {"look_ahead": 3}, causal=True),

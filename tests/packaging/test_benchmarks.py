@@ -646,3 +646,112 @@ def test_what_was_stopped_is_held_to_the_bits_of_what_went_through(
     for refused in (("--stopped",), ("--solver", "gptq", "--blocks", "2")):
         with pytest.raises(SystemExit):
             module.main(parsed(module, *refused))
+
+
+def test_recipes_by_hand_are_those_in_torch_each_with_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    module = script("search_minilm")
+    by_hand = module.recipes_by_hand(ROOT / "results")
+    assert {recipe.file for recipe in by_hand} == {*module.BY_HAND}
+    speeds: dict[tuple[str, str], set[float]] = {}
+    for recipe in by_hand:
+        speeds.setdefault((recipe.file, recipe.name), set()).add(round(recipe.speed, 2))
+    assert speeds["students", "3 layers of 192"] == {6.07}  # judged in another run
+    assert speeds["combine_minilm", "healed, int8"] == {4.77, 2.81, 2.54}  # two of them timed before healing
+    assert not [name for _, name in speeds if "OpenVINO" in name or "ONNX" in name or name in ("dense", "torch")]
+    assert module.recipes_by_hand(ROOT / "no such folder") == []
+    drawn = Figure()
+    drawn.subplots()
+    monkeypatch.setattr(module, "figure", lambda *_: drawn)
+    legend = module.picture(None, "torch", by_hand).axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["by hand"]
+
+
+def test_a_recipe_by_hand_is_above_the_front_where_all_that_lose_no_more_are_slower() -> None:
+    from greenformers.search.trials import Trial
+
+    module = script("search_minilm")
+    trials = [Trial((1,), speed=2.0, lost=-0.001), Trial((2,), speed=3.0, lost=0.02)]
+    figures = [(1.9, 0.0), (2.1, -0.01), (2.9, 0.02), (3.1, 0.03), (2.5, 0.01)]
+    rows = [module.ByHand("a recipe", "a study", "a machine", *each) for each in figures]
+    assert module.above_front(trials, rows) == [(rows[3], 3.0), (rows[4], 2.0), (rows[1], 2.0)]
+    assert module.above_front([], rows[:1]) == [(rows[0], 1.0)]
+    assert module.above_table(module.above_front(trials, rows)).row_count == 3
+
+
+def test_predicted_times_are_judged_by_draw_and_by_change_whatever_one_recipe_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = script("search_minilm")
+    rows = [(a, b) for a in range(4) for b in range(4)][1:]
+    too_high = {"by": 1.0}
+
+    def recipe(genes: tuple[int, int]) -> tuple[SimpleNamespace]:
+        return (SimpleNamespace(label=f"recipe {genes}", genes=genes),)
+
+    def speed(model: tuple[SimpleNamespace]) -> float:
+        if model[0].genes == rows[0]:
+            raise RuntimeError("out of\nmemory")
+        return 1.0 + sum(model[0].genes)
+
+    def predictions(*_: Any) -> SimpleNamespace:
+        def of(rows: list[tuple[int, int]]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(speed=(1 + sum(row)) * (too_high["by"] if row[1] else 1)) for row in rows]
+
+        return SimpleNamespace(of=of)
+
+    monkeypatch.setattr(module, "Predictions", predictions)
+    slots = tuple((SimpleNamespace(name=lambda name=name: name),) for name in ("first", "second"))
+    space = SimpleNamespace(slots=slots, recipe=recipe, drawn=lambda draw: draw.choice(rows))
+    lab = SimpleNamespace(made=lambda recipe: recipe, speed=speed)
+    search = SimpleNamespace(space=space, lab=lab, trials=SimpleNamespace(seen=[]))
+    run = parsed(module, "--never", str(len(rows)), "--json", str(tmp_path / "records.jsonl"))
+    assert module.predicted(run, search, {})
+    assert f"recipe {rows[0]}: not made: out of memory" in capsys.readouterr().out
+    assert [record.source for record in run.known()] == ["estimated", "measured"] * (len(rows) - 1)
+    too_high["by"] = 1.2
+    assert not module.predicted(run, search, {})
+    seen = {row: 1.0 + sum(row) for row in rows}
+    guesses = {row: value * (1.2 if row[1] else 1) for row, value in seen.items()}
+    assert module.biases(search, guesses, seen) == dict.fromkeys(["first", "second"], (12, pytest.approx(0.2)))
+    assert module.first_choices(seen, seen) == module.in_order(seen, seen) == 1
+    backwards = {row: 1 / value for row, value in seen.items()}
+    assert module.first_choices(backwards, seen) == module.in_order(backwards, seen) == 0
+
+
+def test_trials_of_a_search_are_kept_for_predictions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from greenformers.search.trials import Trial, Trials
+
+    module, trials, path = script("search_minilm"), Trials(tmp_path / "own.jsonl"), tmp_path / "kept.jsonl"
+    for speed in (2.0, 3.0):
+        trials.add(Trial((1, 0), int(speed), speed=speed, lost=0.1, smaller=1.5))
+    trials.add(Trial((0, 2), refused="why"))
+    path.write_text("of an earlier run\n")
+    module.keep(trials, path)
+
+    def prepared(*given: Any) -> Any:
+        slots = ((1,), (1, 2)) if given[0] == "MODEL" else ((1,),)
+        return SimpleNamespace(space=SimpleNamespace(slots=slots), trials=Trials(tmp_path / "again.jsonl")), {}, 0
+
+    monkeypatch.setattr(module, "_prepared", prepared)
+    run = parsed(module, "--trials", str(path))
+    again = module.of_trials(run, "MODEL", None, tmp_path).trials
+    assert [str(trial) for trial in again.seen] == [str(trial) for trial in trials.seen]
+    with pytest.raises(SystemExit):
+        module.of_trials(run, "another", None, tmp_path)
+    assert "got [1, 0]: of another model" in capsys.readouterr().err
+    for words in (("--trials", str(tmp_path / "missing")), ("--trials", str(path), "--never", "0")):
+        with pytest.raises(SystemExit):
+            module.main(parsed(module, *words))
+        assert "--trials must be a file" in capsys.readouterr().err
+
+
+def test_what_was_deployed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, folder = script("search_minilm"), Path("folder")
+    monkeypatch.setattr(module, "pretrained", lambda _: ("model", "tokenizer"))
+    monkeypatch.setattr(module, "RuntimeModel", lambda *given: given)
+    assert module.result("torch", folder) == "model"
+    assert module.result("openvino", folder) == ("openvino", folder / "deployed", "model", "tokenizer")

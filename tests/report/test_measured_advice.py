@@ -1,5 +1,6 @@
 """Advice for a trained model: what is chosen, and how it is said."""
 
+from dataclasses import replace
 from typing import Any
 
 from greenformers.changes import Attention, Int8, LowRank
@@ -56,7 +57,7 @@ def test_advice_in_words() -> None:
     line = command(healed(HALF, SETTING.rows), "a model", "t.txt", SETTING)
     further = [f"Faster still, but it needs healing (further training): {told}.", f"  {line}"]
     search = ["A search with healing finds better ones, in half an hour:"]
-    search += ["  greenformers compress 'a model' --texts t.txt --lose 3% --out small"]
+    search += [f"  greenformers compress 'a model' --texts t.txt {LONG} --lose 3% --out small"]
     assert words(advice, lose(0.03), "a model", "t.txt").splitlines() == [*said, *further, *search]
     assert words(advice_of(*advice.rows[1:]), lose(0.03), "a model", "t.txt").splitlines() == [*said, *search]
     none = "No recipe that keeps 97 % of the quality is faster than the model as it is."
@@ -73,7 +74,7 @@ def test_advice_in_words() -> None:
 
 def test_advice_for_a_speed_in_words() -> None:
     advice = advice_of(row(HALF, 3, 0.912), row(INT8, 2, 1.0), KEPT, LOST)
-    search = "  greenformers compress m --texts t.txt --faster {}x --out small"
+    search = f"  greenformers compress m --texts t.txt {LONG} --faster {{}}x --out small"
     assert words(advice, Bound(faster=1.5), "m", "t.txt").splitlines() == [
         "Advice: int8, 2x as fast, 2x smaller, keeps 100.0% (Spearman's correlation).",
         f"  {command(INT8, 'm', 't.txt', SETTING)}",
@@ -88,6 +89,23 @@ def test_advice_for_a_speed_in_words() -> None:
     nothing = words(advice_of(KEPT, LOST), Bound(faster=4), "m", "t.txt").splitlines()
     assert nothing[0] == "Nothing that was tried is 4x as fast."
     assert len(nothing) == 3
+
+
+def test_in_another_runtime_the_commands_write_the_recipe_for_it() -> None:
+    advice = advice_of(row(ALL, 4, 0.9), row(INT8, 2, 1.0), KEPT)
+    there = replace(advice, records=[replace(advice.records[0], setting={"length": 16, "runtime": "openvino"})])
+    export = f"greenformers export small --formats openvino --texts t.txt {LONG} --out small-openvino"
+    lines = words(there, lose(0.03), "m", "t.txt").splitlines()
+    assert lines[1] == f"  {command(INT8, 'm', 't.txt', SETTING)} && {export}"
+    assert lines[3] == f"  {command(healed(ALL, SETTING.rows), 'm', 't.txt', SETTING)} && {export}"
+    search = f"  greenformers compress m --texts t.txt {LONG} --lose 3% --runtime openvino --out small"
+    assert lines[-1] == search
+
+
+def test_what_has_no_length_is_searched_without() -> None:
+    advice = replace(advice_of(row(INT8, 2, 1.0), KEPT), setting=Setting(None, 2))
+    last = words(advice, lose(0.03), "m", "images").splitlines()[-1]
+    assert last == "  greenformers compress m --texts images --lose 3% --out small"
 
 
 def test_the_table_of_changes() -> None:

@@ -5,15 +5,18 @@ import json
 import random
 from dataclasses import replace
 from math import exp
+from types import SimpleNamespace
 
 import pytest
 import torch
 from side_by_side import each
 
+from greenformers.measure.record import Record
+from greenformers.report.networks import sentence
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import FIRST, Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, quality_of, with_validation
-from greenformers.search.network_run import NetworkJob, _prepared
+from greenformers.search.network_run import Found, NetworkJob, _prepared
 from greenformers.search.network_space import PARTS, NetworkSpace, part_of, with_part
 from greenformers.search.one_shot import Shares, by_one_shot, likeliest, parts_of, stack_of, supernet
 from greenformers.search.trials import Trial, Trials
@@ -252,6 +255,29 @@ def test_what_has_no_loss_any_more_is_refused(monkeypatch):
     quality = {space.start: 50.0, other: float("nan")}
     monkeypatch.setattr(lab, "trained", lambda genes, *_: (lab.network(genes), quality[genes]))
     assert "is no number after 3 steps" in lab.trial(other, 3).refused
+
+
+@pytest.mark.parametrize(
+    ("bound", "speed", "after", "own", "said"),
+    [
+        (Bound(faster=2.0), 1.9, 90.0, 2.1, "Timed again it is slower than the 2.00x asked for. 2 layers: 1.90x"),
+        (Bound(faster=2.0), 2.05, 80.0, 2.1, "2 layers: 2.05x as fast"),
+        (Bound(faster=2.0), 2.05, 90.0, 1.9, "2 layers: 2.05x as fast"),
+        (Bound(faster=2.0), 1.9, 90.0, 1.95, "Nothing that was tried keeps to 2.00x; this is the nearest. 2 layers"),
+        (Bound(lose=0.01), 2.0, 88.2, 2.0, "On the test split it keeps 98.00%, less than the 99.00% asked for. 2"),
+        (Bound(lose=0.01), 2.0, 89.9, 2.0, "2 layers: 2.00x as fast"),
+        (Bound(lose=0.001), 2.0, 88.2, 2.0, "Nothing that was tried keeps to 0.10% of loss; this is the nearest. 2"),
+    ],
+)
+def test_the_bound_is_checked_by_what_is_printed(bound, speed, after, own, said):
+    objective = SimpleNamespace(metric="accuracy", greater_is_better=True)
+    search = SimpleNamespace(
+        space=SimpleNamespace(words=lambda _: "2 layers"), lab=SimpleNamespace(objective=objective)
+    )
+    rows = (("accuracy", "base", 90.0), ("accuracy", "best", after), ("speed", "best", speed))
+    records = [Record.of(metric, value, benchmark="search", variant=name) for metric, name, value in rows]
+    best = Trial((1,), RUNGS[-1], own, 0.005, smaller=1.5)
+    assert sentence(Found(search, best, Settings(), records), bound).startswith(said)
 
 
 # One network of all choices.
