@@ -3,7 +3,8 @@
 score = D^-1/2 q_i (k_j + p_x), with p a table of positions that all heads and layers share, and x the distance, from 0
 on. A weight at x is multiplied by m(x) = clamp((z S + R - x) / R, 0, 1) after the softmax, and the row divided by its
 sum: the same as softmax of the scores plus log m. z is a number of the head, or of each of its queries. The fast form
-takes queries in tiles, and computes nothing beyond the farthest key with m > 0; log m is one more column of p.
+takes queries in tiles, and computes nothing beyond the farthest key with m > 0; log m is one more column of p. Exported
+programs take all pairs.
 Time O(N r D), with r = min(z S + R, S) of the widest head; memory O(N D), O(N r) where each query has its own z.
 """
 
