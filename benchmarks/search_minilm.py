@@ -38,6 +38,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from greenformers.advise.in_runtime import RUNTIMES, TORCH
+from greenformers.checkpoint.files import line
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.compress.job import Job
 from greenformers.compress.quality import judge
@@ -47,7 +48,6 @@ from greenformers.measure.record import Record, read
 from greenformers.report.front import figure, front_table, recipe_words, sentence, write
 from greenformers.report.plot import COLOURS, house, save
 from greenformers.search.bound import Bound
-from greenformers.search.lab import why_of
 from greenformers.search.propose import Predictions
 from greenformers.search.recipes import name_of
 from greenformers.search.run import DEPLOYED, Outcome, _prepared, find
@@ -187,8 +187,8 @@ def of_trials(run: Run, model: str, job: Job, folder: Path) -> Search:
     """A search that has ended, as far as predictions need it: its space, its trials, and where recipes are timed."""
     given = run.given
     search, _, _ = _prepared(model, job, Bound(lose=LOSE), given.runtime, 1.0, folder, lambda *_: None, Others())
-    for line in given.trials.read_text().splitlines():
-        trial = Trial.of(json.loads(line))
+    for row in given.trials.read_text().splitlines():
+        trial = Trial.of(json.loads(row))
         sizes = [len(slot) for slot in search.space.slots]
         if len(trial.genes) != len(sizes) or any(gene > size for gene, size in zip(trial.genes, sizes, strict=True)):
             run.refuse(f"--trials must have recipes of at most {sizes}, got {list(trial.genes)}: of another model")
@@ -286,7 +286,7 @@ def predicted(run: Run, search: Search, setting: dict[str, object]) -> bool:
         except OSError:  # a full disk, say, is no fault of the recipe
             raise
         except Exception as error:
-            print(f"{name}: not made: {why_of(error)}", flush=True)
+            print(f"{name}: not made: {line(error)}", flush=True)
             continue
         run.write(
             [

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data
 from rich.table import Table
-from speech_augment import CALIBRATED, EVERY, ROWS
-from speech_digits import BATCH, HELD_OUT, QUICK, SETTINGS
+from speech_augment import Training
+from speech_digits import BATCH, HELD_OUT
 
 from greenformers.measure.recognition import scores
 from greenformers.measure.record import Record
@@ -46,10 +46,8 @@ Strings = list[tuple[torch.Tensor, str]]
 def main(run: Run) -> None:
     given = run.given
     runs = given.runs / "speech_adapt" / ("quick" if run.quick else "full")
-    base = replace(SETTINGS, corpus=str(given.data), held_out=HELD_OUT, **ROWS[EVERY])
-    base = replace(base, **QUICK | {"valid_transcripts": 2} if run.quick else {"valid_transcripts": CALIBRATED})
-    start = given.runs / "speech_augment" / ("quick" if run.quick else "full") / f"{EVERY}-0-{HELD_OUT}"
-    ensure(start, base, run.console)
+    training = Training(held_out=HELD_OUT)
+    base, start = training.settings(run), training.trained(run, given.runs / "speech_augment")
     judged = {
         HELD_OUT: said_by(given.data, "test", 4 if run.quick else JUDGED, own=True),
         OTHERS: said_by(given.data, "test", 4 if run.quick else JUDGED, own=False),

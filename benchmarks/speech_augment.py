@@ -32,6 +32,7 @@ from greenformers.measure.record import Record
 from greenformers.speech.augment import coloured_noise
 from greenformers.speech.confidence import auc
 from greenformers.speech.recognise import Recogniser
+from greenformers.speech.settings import SpeechSettings
 from greenformers.speech.transcript import Segment
 from greenformers.train.run import ensure
 from greenformers.train.stream import generator
@@ -87,15 +88,17 @@ class Training(NamedTuple):
         """The strings that it is judged by."""
         return TAKES if self.held_out is None else SPEAKER
 
-    def trained(self, run: Run) -> Path:
-        """Its run folder; it is started, resumed, or only looked up where it has ended."""
-        given = run.given
+    def settings(self, run: Run) -> SpeechSettings:
+        """Its settings."""
         options = VARIANTS[self.variant] | ROWS[self.row]
-        own = replace(SETTINGS, corpus=str(given.data), seed=self.seed, held_out=self.held_out, **options)
-        own = replace(own, **QUICK | {"valid_transcripts": 2} if run.quick else {"valid_transcripts": CALIBRATED})
+        own = replace(SETTINGS, corpus=str(run.given.data), seed=self.seed, held_out=self.held_out, **options)
+        return replace(own, **QUICK | {"valid_transcripts": 2} if run.quick else {"valid_transcripts": CALIBRATED})
+
+    def trained(self, run: Run, runs: Path | None = None) -> Path:
+        """Its run folder; it is started, resumed, or only looked up where it has ended."""
         name = "-".join(map(str, (self.row, *VARIANTS[self.variant].values(), self.seed, self.held_out or "")))
-        folder = given.runs / ("quick" if run.quick else "full") / name
-        ensure(folder, own, run.console)
+        folder = (runs or run.given.runs) / ("quick" if run.quick else "full") / name
+        ensure(folder, self.settings(run), run.console)
         return folder
 
 

@@ -12,7 +12,6 @@ within one point of one pass. The training goes on where it was stopped.
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -22,15 +21,13 @@ import soundfile
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data, yes
 from rich.table import Table
-from speech_augment import CALIBRATED, EVERY, ROWS
-from speech_digits import QUICK, SETTINGS
+from speech_augment import Training
 
 from greenformers.data import _audio as audio
 from greenformers.measure.recognition import scores
 from greenformers.speech import spoken_digits
 from greenformers.speech.recognise import Recogniser, transcribe
 from greenformers.speech.streaming import Heard, Stream
-from greenformers.train.run import ensure
 
 SECONDS, FILES, CHUNK = 180.0, 3, 0.25
 AHEADS = (0.25, 0.5, 0.75)
@@ -51,14 +48,11 @@ BENCHMARK = Benchmark(
 
 def main(run: Run) -> bool:
     given, kind = run.given, "quick" if run.quick else "full"
-    base = replace(SETTINGS, corpus=str(given.data), **ROWS[EVERY])
-    base = replace(base, **QUICK | {"valid_transcripts": 2} if run.quick else {"valid_transcripts": CALIBRATED})
-    folder = given.runs / kind / f"{EVERY}-0-"
-    ensure(folder, base, run.console)
-    recogniser = Recogniser.load(folder)
+    training = Training()
+    recogniser = Recogniser.load(training.trained(run))
     seconds = 10.0 if run.quick else SECONDS
     files = dict(written(given.data, given.runs / kind / "long", seconds))
-    setting = {"files": FILES, "seconds": seconds, "steps": base.steps}
+    setting = {"files": FILES, "seconds": seconds, "steps": training.settings(run).steps}
     texts = list(files.values())
     table = Table(
         "way", "CER (%)", "WER (%)", "real-time factor", "first word, s", "median word, s", title=f"{FILES} files"

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, is_compiled, is_traced
 from greenformers.attention._base2 import LN2
+from greenformers.attention._by_distance import tiled, without_keys
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles, tiled, without_keys
+from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles
 
 AHEAD = 256
 """Distances are kept for a multiple of so many keys, so that a growing cache does not need new ones each time."""

@@ -17,11 +17,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite, is_compiled, is_counted, is_traced
+from greenformers.attention._by_distance import by_distance
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, HIDDEN, by_distance, in_tiles
+from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles
 
 BLOCK = 128
 """Number of queries that share a range of keys, where each has its own z."""

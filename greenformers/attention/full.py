@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers.attention._aligned import finite, is_compiled
+from greenformers.attention._by_distance import by_distance, without_keys
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention, of_groups
 from greenformers.attention._flex import flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
-from greenformers.attention._relative_tiles import FEW, by_distance, in_tiles, without_keys
+from greenformers.attention._relative_tiles import FEW, in_tiles
 from greenformers.position import Position, falling
 
 

@@ -117,5 +117,5 @@ def check_complete(info: dict[str, Any], folder: Path) -> None:
 
 
 def line(error: BaseException) -> str:
-    """The message of an error in one line, of at most 300 characters."""
-    return " ".join(str(error).split())[:300]
+    """The message of an error in one line, of at most 300 characters; its class where it says nothing."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -20,30 +20,25 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from greenformers._torch import leaves
 from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport, Report, Step, UnitReport
 from greenformers.checkpoint.place import settle
 from greenformers.checkpoint.structure import mark, structure
+from greenformers.compress.block_memory import IDS, STATISTICS, called, working
 from greenformers.compress.block_work import AROUND, Part, Work
-from greenformers.compress.blocks import Blocks, Embed, Section, read_tensors
+from greenformers.compress.blocks import Blocks, read_tensors
 from greenformers.compress.states import Inputs, Outputs, States
 from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.quality import evaluating
 from greenformers.solve.loss import output
 from greenformers.solve.share import Share, check_share
-from greenformers.solve.walk import sites
 from greenformers.solve.watch import Batch, call
 from greenformers.train.processes import alone, first_process, processes, processes_here, rank, wait
 
 TOKENS = 1024
 """Most tokens in a batch: they bound the memory that a pass of a block takes."""
-STATISTICS = 2**28
-"""Bytes of statistics that are held at once, beyond those of one group of layers."""
-IDS = "input_ids"
-"""Argument with the tokens of a batch (B, N)."""
 
 Progress = Callable[[str, float], None]
 
@@ -112,7 +107,7 @@ class Walk:
         self.blocks.learn(batch, first)
         with self.blocks.embedding(self.blocks.read(None)) as embed:
             states, arguments = embed(batch)
-            called = self._called(embed)
+            disk = called(embed, self.batches, self.masks)
         given = {"hidden_states": states, "arguments": self.blocks.of(0, arguments)}
         mask = _padding(batch)
         calibration = [given if mask is None else {**given, "attention_mask": mask}]
@@ -127,9 +122,8 @@ class Walk:
             before += change.traces
         width, itemsize = states.shape[-1], states.element_size()
         tokens = sum(batch[IDS].numel() for batch in self.batches)
-        disk = 2 * (1 + self.compares) * tokens * width * itemsize + sum(map(self.blocks.bytes, self._numbers))
-        disk += called
-        self.stated = held + self._working(first, width)
+        disk += 2 * (1 + self.compares) * tokens * width * itemsize + sum(map(self.blocks.bytes, self._numbers))
+        self.stated = held + working(self.blocks, self.changes, self.batches, first, width)
         available = shutil.disk_usage(self.work.folder.parent).free
         there = sum(path.stat().st_size for path in self.work.folder.rglob("*") if path.is_file())
         if available + there < disk:
@@ -161,55 +155,6 @@ class Walk:
     @property
     def _numbers(self) -> list[int | None]:
         return [*range(self.blocks.count), None]
-
-    def _working(self, block: Section, width: int) -> int:
-        """Most bytes that a section takes, or what is around the blocks, beyond what the process holds before."""
-        stack = f"{self.blocks.path}."
-        layers = [(site.m, site.n) for site in sites(block, "linear", factors=True)]
-        around = [tuple(x.shape) for name, x in self.blocks.model.named_parameters() if not name.startswith(stack)]
-        tokens = max(batch[IDS].numel() for batch in self.batches)
-        length = max(batch[IDS].shape[1] for batch in self.batches)
-        heads = getattr(self.blocks.model.config.get_text_config(), "num_attention_heads", None) or 1
-        # What a pass computes for a batch, in float32 twice; scores of attention are held in full by some blocks.
-        passed = 8 * tokens * (sum(m + n for m, n in layers) + 10 * width) + 16 * tokens * length * heads
-        largest = max(map(self.blocks.bytes, range(self.blocks.count)))
-        working = max(
-            # Tensors before and after, and those of the next block.
-            3 * largest + self._solving(layers, passed),
-            3 * self.blocks.bytes(None) + self._solving([shape for shape in around if len(shape) == 2], 0),
-            3 * largest + self._learning(block, passed),
-        )
-        return int(working + 2 * STATISTICS)
-
-    def _called(self, embed: Embed) -> int:
-        """Bytes of what blocks are called with for all batches, of which the first of each shape is embedded."""
-        sizes: dict[tuple[torch.Size, bool], int] = {}
-        size = 0
-        for batch, mask in zip(self.batches, self.masks, strict=True):
-            # A mask of pairs of positions may be missing where nothing is padding.
-            form = (batch[IDS].shape, mask is None or bool(mask.all()))
-            if form not in sizes:
-                _, arguments = embed(batch)
-                tensors = {id(leaf): leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)}
-                sizes[form] = sum(x.numel() * x.element_size() for x in tensors.values())
-            size += sizes[form]
-        return size
-
-    def _solving(self, weights: Sequence[tuple[int, ...]], passed: int) -> int:
-        """Most bytes that solvers hold of one of these weights (m, n).
-
-        First the sums over its inputs are made, beside a pass over a batch; then they are inverted or decomposed, with
-        copies of the weight beside them.
-        """
-        squares = max(change.squares for change in self.changes)
-        inputs = max((8 * n * n for _, n in weights), default=0) if squares else 0
-        copies = max(change.copies for change in self.changes) * max((m * n for m, n in weights), default=0)
-        return max(squares * inputs + copies, 2 * inputs + max(passed, copies))
-
-    def _learning(self, block: Section, passed: int) -> int:
-        """Most bytes of a section that learns: weights in float32 twice, gradients and two averages; and a pass."""
-        learns = any(change.trains for change in self.changes)
-        return (20 * sum(x.numel() for x in block.parameters()) + 3 * passed) if learns else 0
 
     def run(self) -> None:
         """Change the parts that are not finished."""

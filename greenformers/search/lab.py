@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
+from greenformers.checkpoint.files import line
 from greenformers.compress.apply import apply
 from greenformers.compress.comparison import qualities
 from greenformers.compress.quality import as_ranked_by
@@ -92,11 +93,6 @@ def speed_up(own: Ready, tried: Ready) -> float:
             {ORIGINAL: own.call, TRIED: tried.call}, repeats=REPEATS, warmup=2, min_time=SECONDS, pause=PAUSE
         )
     return median(a / b for a, b in zip(times[ORIGINAL].samples, times[TRIED].samples, strict=True))
-
-
-def why_of(error: Exception) -> str:
-    """Why something cannot be made, in one line."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 @dataclass
@@ -166,7 +162,7 @@ class Lab:
         except OSError:  # a full disk, say, is no fault of the recipe
             raise
         except Exception as error:
-            return Trial(genes, steps, refused=why_of(error))
+            return Trial(genes, steps, refused=line(error))
         # Of an error rate of 0 no share could be said.
         share = before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
         gain = self._rounded[rounding].speeds[-1] if rounding else 1.0

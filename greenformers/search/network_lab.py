@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from greenformers.checkpoint.files import line
 from greenformers.data import Split, Splits
 from greenformers.measure.latency import interleaved
 from greenformers.measure.parameters import parameters
-from greenformers.search.lab import why_of
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
@@ -75,7 +75,7 @@ class NetworkLab:
         except OSError:  # a full disk, say, is no fault of the network
             raise
         except Exception as error:
-            return Trial(genes, steps, refused=why_of(error))
+            return Trial(genes, steps, refused=line(error))
         return Trial(genes, steps, speed, 1 - quality / of_base, parameters(base) / parameters(model))
 
     def base(self, steps: int) -> tuple[PreTrainedModel, float]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
 from greenformers.changes._report import CompressionReport
+from greenformers.checkpoint.files import line
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
 from greenformers.checkpoint.save import REPORT, check_place
 from greenformers.checkpoint.structure import changes_of
@@ -30,7 +31,7 @@ from greenformers.measure.record import Record, append, context, read
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.healing import HURDLES
-from greenformers.search.lab import Lab, why_of
+from greenformers.search.lab import Lab
 from greenformers.search.search import SPENT, Plan, Search
 from greenformers.search.space import Genes, Space
 from greenformers.search.trials import Trial, Trials
@@ -137,7 +138,7 @@ def find(
             failures.append(error)
             if len(failures) == MOST_FAILED:  # which is no fault of the recipes
                 raise
-            search.trials.give_up(genes, steps, why_of(error), before + monotonic() - began)
+            search.trials.give_up(genes, steps, line(error), before + monotonic() - began)
             return False
         finally:  # also where a signal stops it: the same command counts what was spent
             search.trials.end()
@@ -172,7 +173,7 @@ def find(
             records = [*records, *deployed]
         except (ValueError, RuntimeError) as error:  # what the search came to is not lost for it
             shutil.rmtree(place / DEPLOYED, ignore_errors=True)
-            fault = ValueError(f"{out} has the model for torch, but there is none for {runtime}: {why_of(error)}")
+            fault = ValueError(f"{out} has the model for torch, but there is none for {runtime}: {line(error)}")
     not_tried = (f"Not tried: {change.label}: {why}" for change, why in search.space.refused)
     notes = [*notes, *search.notes, *not_tried]
     check_place(out)

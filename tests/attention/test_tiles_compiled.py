@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import holes, kept
 
-from greenformers.attention import Shape, _halting, _relative_tiles, adaptive_span, build
+from greenformers.attention import Shape, _by_distance, _halting, _relative_tiles, adaptive_span, build
 from greenformers.measure.memory import peak_memory
 from greenformers.position import Place
 from greenformers.position import build as position
@@ -123,8 +123,8 @@ def test_with_dropout_the_backward_pass_drops_the_same_weights(name, compiled):
 
 def test_spans_are_read_as_the_operator_runs(compiled, monkeypatch):
     module, windows = Mixing("adaptive_span", causal=True).double().eval(), []
-    plain = _relative_tiles._forward
-    monkeypatch.setattr(_relative_tiles, "_forward", lambda *given: windows.append(given[-1].window) or plain(*given))
+    plain = _by_distance.forward
+    monkeypatch.setattr(_by_distance, "forward", lambda *given: windows.append(given[-1].window) or plain(*given))
     call = compiled(module)
     for z in (0.0, 0.5):
         torch.nn.init.constant_(module.mechanism.z, z)

@@ -106,13 +106,13 @@ def test_the_disk_for_what_blocks_are_called_with_is_known_before(
 ) -> None:
     """Also where the shortest text is as long as the network is wide."""
     stated, written = [], []
-    called, save = Walk._called, states._save
+    called, save = block_walk.called, states._save
 
     def saved(tensors: dict[str, torch.Tensor], file: Path) -> None:
         written.append(sum(x.nbytes for x in tensors.values()) if file.parent.name == "calls" else 0)
         save(tensors, file)
 
-    monkeypatch.setattr(Walk, "_called", lambda walk, embed: (stated.append(called(walk, embed)), stated[-1])[1])
+    monkeypatch.setattr(block_walk, "called", lambda *told: (stated.append(called(*told)), stated[-1])[1])
     monkeypatch.setattr(states, "_save", saved)
     width = dense(models[name]).config.hidden_size
     heads = dense(models[name]).config.num_attention_heads

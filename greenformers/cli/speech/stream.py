@@ -9,6 +9,7 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import from_fields
+from greenformers.cli.speech._flags import Gate, MinConfidence
 from greenformers.speech.search_options import Search
 
 if TYPE_CHECKING:
@@ -49,14 +50,8 @@ def stream(
     rate: Annotated[
         int | None, typer.Option(help="Samples a second of raw samples; by default that of the network.")
     ] = None,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(help="Least confidence, 0 to 1, of a word that is written; all are written if not given."),
-    ] = None,
-    gate: Annotated[
-        bool,
-        typer.Option(help="Write nothing of a window that is silent, or whose words are more likely wrong."),
-    ] = True,
+    min_confidence: MinConfidence = None,
+    gate: Gate = True,
     form: Annotated[
         Lines, typer.Option("--format", help="A line of stdout a word: text; tsv, with its times; json, an object.")
     ] = Lines.TEXT,

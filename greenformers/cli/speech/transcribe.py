@@ -9,7 +9,7 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import from_fields
-from greenformers.cli.speech._flags import Batch
+from greenformers.cli.speech._flags import Batch, Gate, MinConfidence
 from greenformers.speech.formats import Format
 from greenformers.speech.search_options import Search
 
@@ -41,14 +41,8 @@ def transcribe(
         typer.Option(help="Longest piece of sound that is read at once, in seconds; by default as in training."),
     ] = None,
     batch: Batch = 8,
-    min_confidence: Annotated[
-        float | None,
-        typer.Option(help="Least confidence, 0 to 1, of a word that is written; all are written if not given."),
-    ] = None,
-    gate: Annotated[
-        bool,
-        typer.Option(help="Write nothing of a piece that is silent, or whose words are more likely wrong."),
-    ] = True,
+    min_confidence: MinConfidence = None,
+    gate: Gate = True,
     form: Annotated[
         Format,
         typer.Option(
