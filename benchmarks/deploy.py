@@ -27,7 +27,7 @@ from _deploy_workers import Worker, alone, in_turns
 from _harness import RUNS, Benchmark, Option, Run, data
 from compress_minilm import LENGTH, model_folder, pairs, sentences
 
-from greenformers.compress.quality import spearman_difference
+from greenformers.compress.answers import spearman_difference
 from greenformers.measure.correlation import spearman
 from greenformers.measure.latency import Timing
 from greenformers.measure.record import Record, with_ratios

@@ -1,8 +1,7 @@
 """Quality of compressed models: scores of them and of the dense model on the same examples."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import exp
 
 import numpy as np
 import torch
@@ -10,20 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Score, Several
 from greenformers.compress.writing import check_writing, written
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import IGNORED, Batches, Rows
 from greenformers.data._texts import Texts, batches, padded
-from greenformers.measure.correlation import spearman
-from greenformers.measure.quality import evaluating, paired_difference
+from greenformers.measure.quality import evaluating
 
 SIZE = 32  # examples in a batch
-RESAMPLES = 2000
-
-Score = tuple[float, list[float] | None]
-"""A value, and the 95 % interval of its difference from the dense model's, if there is one."""
 
 
 def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
@@ -38,22 +33,33 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
         ValueError: The examples cannot judge this kind of model.
     """
     check_examples(next(iter(models.values())), examples, reader)
+    first: Answers | None = None
+    scores: dict[str, dict[str, Score]] = {}
+    for name, model in models.items():
+        own = answers(model, examples, reader)
+        scores[name] = own.scores(first)
+        first = first or own
+    return scores
+
+
+def answers(model: PreTrainedModel, examples: Examples, reader: Reader) -> Answers:
+    """What a model answers to examples that can judge it, see `check_examples`.
+
+    Raises:
+        ValueError: The tokenizer has no mask token, or no token of the texts was masked.
+    """
     if reader.task == "encoder":
-        return _encoders(models, examples, reader)
+        return embedded(model, examples, reader)
     if reader.task == "classifier":
-        return _classifiers(models, reader.rows(examples, classes=True), reader)
-    if reader.task in ("seq2seq", "ctc"):
-        teacher_forced = _targets(models, reader.rows(examples), reader) if reader.task == "seq2seq" else {}
-        return {
-            name: teacher_forced.get(name, {}) | scores for name, scores in written(models, examples, reader).items()
-        }
+        return _classified(model, reader.rows(examples, classes=True), reader)
+    if reader.task == "seq2seq":
+        return Several([_targets(model, reader.rows(examples), reader), written(model, examples, reader)])
+    if reader.task == "ctc":
+        return written(model, examples, reader)
     assert isinstance(examples, Texts)
     assert reader.tokenizer is not None
-    perplexity = _perplexity if reader.task == "causal_lm" else _masked
-    return {
-        name: {"perplexity": (perplexity(model, examples, reader.tokenizer, reader.length), None)}
-        for name, model in models.items()
-    }
+    predicted = _predicted if reader.task == "causal_lm" else _masked
+    return predicted(model, examples, reader.tokenizer, reader.length)
 
 
 def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
@@ -114,52 +120,18 @@ def embed_files(model: PreTrainedModel, examples: Examples, reader: Reader) -> T
     return torch.stack([embeddings[place] for place in range(len(examples))])
 
 
+def embedded(model: PreTrainedModel, examples: Examples, reader: Reader) -> Embedded:
+    """Embeddings of examples, with the scores of pairs if they have some."""
+    if not isinstance(examples, Texts):
+        return Embedded(embed_files(model, examples, reader))
+    assert reader.tokenizer is not None
+    rows = embed(model, examples.lines, reader.tokenizer, reader.length)
+    return Embedded(rows, None if examples.labels is None else np.asarray(examples.labels))
+
+
 def as_ranked_by(model: PreTrainedModel, pairs: Texts, reader: Reader) -> Texts:
     """The same pairs with a model's own similarities as their scores: what agrees with these ranks them as it does."""
-    assert reader.tokenizer is not None
-    rows = embed(model, pairs.lines, reader.tokenizer, reader.length)
-    return replace(pairs, labels=_cosines(rows).tolist())
-
-
-def _cosines(rows: Tensor) -> np.ndarray:
-    """The cosine of each pair, of whose two texts the embeddings stand beside each other."""
-    cosines: np.ndarray = (rows[::2] * rows[1::2]).sum(-1).numpy()
-    return cosines
-
-
-def _encoders(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
-    scores: dict[str, dict[str, Score]] = {}
-    dense: Tensor | None = None
-    alike: np.ndarray | None = None
-    for name, model in models.items():
-        if isinstance(examples, Texts):
-            assert reader.tokenizer is not None
-            rows = embed(model, examples.lines, reader.tokenizer, reader.length)
-        else:
-            rows = embed_files(model, examples, reader)
-        dense = rows if dense is None else dense
-        # A narrower model's embeddings have no coordinates in common with these.
-        same = rows.shape == dense.shape
-        scores[name] = {"cosine": ((rows * dense).sum(-1).double().mean().item(), None)} if same else {}
-        if isinstance(examples, Texts) and examples.labels is not None:
-            cosines = _cosines(rows)
-            value = 100 * spearman(cosines, np.asarray(examples.labels))
-            interval = None if alike is None else spearman_difference(cosines, alike, np.asarray(examples.labels))
-            alike = cosines if alike is None else alike
-            scores[name]["spearman"] = (value, interval)
-    return scores
-
-
-def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
-    """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
-    return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - spearman(b[at], scores[at])), seed)
-
-
-def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int = 0) -> list[float]:
-    """The 95 % bootstrap interval of a difference on so many examples."""
-    draw = np.random.default_rng(seed)
-    low, high = np.quantile([difference(draw.integers(0, count, count)) for _ in range(RESAMPLES)], [0.025, 0.975])
-    return [float(low), float(high)]
+    return replace(pairs, labels=embedded(model, pairs, reader).cosines.tolist())
 
 
 def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -170,47 +142,26 @@ def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str,
 
 
 @torch.inference_mode()
-def _classifiers(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) -> dict[str, dict[str, Score]]:
-    scores: dict[str, dict[str, Score]] = {}
-    first: Tensor | None = None
-    for name, model in models.items():
-        right = torch.zeros(len(rows), dtype=torch.bool)
-        with evaluating(model):
-            for places, batch in _numbered(rows, reader):
-                labels = batch.pop("labels")
-                right[places] = model(**batch).logits.argmax(-1) == labels
-        interval = None if first is None else list(paired_difference(right, first)[1:])
-        first = right if first is None else first
-        scores[name] = {"accuracy": (100 * right.double().mean().item(), interval)}
-    return scores
+def _classified(model: PreTrainedModel, rows: Rows, reader: Reader) -> Classified:
+    right = torch.zeros(len(rows), dtype=torch.bool)
+    with evaluating(model):
+        for places, batch in _numbered(rows, reader):
+            labels = batch.pop("labels")
+            right[places] = model(**batch).logits.argmax(-1) == labels
+    return Classified(right)
 
 
 @torch.inference_mode()
-def _targets(models: Mapping[str, PreTrainedModel], rows: Rows, reader: Reader) -> dict[str, dict[str, Score]]:
-    """Perplexity of the target texts, of each token given those before it; intervals by resampling examples."""
-    scores: dict[str, dict[str, Score]] = {}
-    first: np.ndarray | None = None
-    tokens = np.zeros(len(rows))
-    for name, model in models.items():
-        losses = np.zeros(len(rows))
-        with evaluating(model):
-            for places, batch in _numbered(rows, reader):
-                labels = batch["labels"]
-                logits = model(**batch).logits.float()
-                token_losses = F.cross_entropy(logits.mT, labels, reduction="none", ignore_index=IGNORED)
-                losses[places] = token_losses.sum(1).double().numpy()
-                tokens[places] = (labels != IGNORED).sum(1).numpy()
-        value = exp(losses.sum() / tokens.sum())
-        interval = None if first is None else _perplexities(losses, first, tokens)
-        first = losses if first is None else first
-        scores[name] = {"perplexity": (value, interval)}
-    return scores
-
-
-def _perplexities(losses: np.ndarray, first: np.ndarray, tokens: np.ndarray) -> list[float]:
-    return _interval(
-        len(tokens), lambda at: exp(losses[at].sum() / tokens[at].sum()) - exp(first[at].sum() / tokens[at].sum())
-    )
+def _targets(model: PreTrainedModel, rows: Rows, reader: Reader) -> Predicted:
+    """Losses of the target texts, of each token given those before it."""
+    losses, tokens = np.zeros(len(rows)), np.zeros(len(rows))
+    with evaluating(model):
+        for places, batch in _numbered(rows, reader):
+            labels = batch["labels"]
+            each = F.cross_entropy(model(**batch).logits.float().mT, labels, reduction="none", ignore_index=IGNORED)
+            losses[places] = each.sum(1).double().numpy()
+            tokens[places] = (labels != IGNORED).sum(1).numpy()
+    return Predicted(losses, tokens)
 
 
 def _size(length: int) -> int:
@@ -219,34 +170,37 @@ def _size(length: int) -> int:
 
 
 @torch.inference_mode()
-def _perplexity(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> float:
-    """Perplexity of each token of a block given those before it in the block."""
-    total, count = 0.0, 0
+def _predicted(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> Predicted:
+    """Losses of the blocks of a text, of each token given those before it in the block."""
+    losses, tokens = [], []
     with evaluating(model):
         for batch in batches(texts.lines, tokenizer, "causal_lm", length, _size(length)):
             logits = model(**batch).logits[:, :-1].float()
             targets = batch["input_ids"][:, 1:]
-            total += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
-            count += targets.numel()
-    return exp(total / count)
+            each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+            losses.append(each.double().sum(1).numpy())
+            tokens.append(np.full(*targets.shape))
+    return Predicted(np.concatenate(losses), np.concatenate(tokens))
 
 
 @torch.inference_mode()
-def _masked(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> float:
-    """Perplexity of 15 % of the tokens, masked all at once; the same ones for every model."""
+def _masked(model: PreTrainedModel, texts: Texts, tokenizer: PreTrainedTokenizerBase, length: int) -> Predicted:
+    """Losses of 15 % of the tokens of the blocks of a text, masked all at once; the same ones for every model."""
     if tokenizer.mask_token_id is None:
         raise ValueError("the tokenizer has no mask token")
     draw = torch.Generator().manual_seed(0)
     special = torch.tensor(tokenizer.all_special_ids)
-    total, count = 0.0, 0
+    losses, tokens = [], []
     with evaluating(model):
         for batch in batches(texts.lines, tokenizer, "masked_lm", length, _size(length)):
             ids = batch["input_ids"]
             chosen = (torch.rand(ids.shape, generator=draw) < 0.15) & ~torch.isin(ids, special)
+            each = torch.zeros(ids.shape, dtype=torch.double)
             if chosen.any():
                 logits = model(input_ids=ids.masked_fill(chosen, tokenizer.mask_token_id)).logits[chosen].float()
-                total += F.cross_entropy(logits, ids[chosen], reduction="sum").item()
-                count += int(chosen.sum())
-    if not count:
+                each[chosen] = F.cross_entropy(logits, ids[chosen], reduction="none").double()
+            losses.append(each.sum(1).numpy())
+            tokens.append(chosen.sum(1).numpy())
+    if not any(count.any() for count in tokens):
         raise ValueError(f"{texts.name} is too short: no token was masked")
-    return exp(total / count)
+    return Predicted(np.concatenate(losses), np.concatenate(tokens))

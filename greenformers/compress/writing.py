@@ -1,26 +1,23 @@
 """Quality of the texts that models write: translations by BLEU, transcripts by the word error rate."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from greenformers.compress.answers import Transcribed, Translated
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.data._rows import Batches
 from greenformers.data._texts import Texts
 from greenformers.measure import recognition, translation
 from greenformers.measure.quality import evaluating
-from greenformers.measure.recognition import bootstrap_difference, edits, plain_words
-from greenformers.measure.translation import bleu_difference, translation_scores
+from greenformers.measure.recognition import edits, plain_words
 
 MOST = 200
 """Largest number of examples for which a text is written: every token takes a pass of the decoder."""
 
 SIZE = 16
-
-Score = tuple[float, list[float] | None]
 
 
 def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
@@ -43,33 +40,17 @@ def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) ->
         raise ValueError(f"a {type(model).__name__} cannot write a text for {examples.name}: {why}") from error
 
 
-def written(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Reader) -> dict[str, dict[str, Score]]:
-    """BLEU of translations, or the word error rate of transcripts, on the first `MOST` examples, decoded greedily.
+def written(model: PreTrainedModel, examples: Examples, reader: Reader) -> Translated | Transcribed:
+    """Translations or transcripts of the first `MOST` examples, decoded greedily.
 
     Transcripts and references are compared in lower case, without punctuation.
     """
     chosen = examples.at(range(min(MOST, len(examples))))
-    references = [target for _, target in chosen.segments] if isinstance(chosen, Texts) else chosen.said
-    texts = {name: texts_of(model, chosen, reader) for name, model in models.items()}
-    first = next(iter(texts.values()))
+    texts = texts_of(model, chosen, reader)
     if isinstance(chosen, Texts):
-        return {
-            name: {
-                "bleu": (
-                    translation_scores(own, references)["bleu"],
-                    None if own is first else bleu_difference(own, first, references),
-                )
-            }
-            for name, own in texts.items()
-        }
-    references = [plain_words(text) for text in references]
-    counted = {name: edits([plain_words(text) for text in own], references, "word") for name, own in texts.items()}
-    wrong, words = next(iter(counted.values()))
-    scores: dict[str, dict[str, Score]] = {}
-    for place, (name, (own, _)) in enumerate(counted.items()):
-        interval = None if place == 0 or len(own) < 2 else list(bootstrap_difference(own, wrong, words))
-        scores[name] = {"wer": (100 * float(own.sum() / words.sum()), interval)}
-    return scores
+        return Translated(texts, [target for _, target in chosen.segments])
+    said = [plain_words(text) for text in chosen.said]
+    return Transcribed(*edits([plain_words(text) for text in texts], said, "word"))
 
 
 @torch.inference_mode()

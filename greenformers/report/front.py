@@ -24,7 +24,7 @@ from greenformers.report.plot import GREY, Picture, house, looks, new_figure, se
 from greenformers.search.advice import MARGIN
 from greenformers.search.bound import Bound
 from greenformers.search.held_out import errors_of
-from greenformers.search.lab import MOST
+from greenformers.search.lab import share_kept
 from greenformers.search.recipes import export_command, name_of
 from greenformers.search.run import Outcome
 from greenformers.search.search import Search
@@ -58,15 +58,25 @@ def command(search: Search, trial: Trial, model: str, job: Job, runtime: str = T
 
 def front_table(outcome: Outcome, runtime: str) -> Table:
     """The front: recipes that no other beats in speed and in quality, the slowest first."""
-    table = Table("", "times as fast", "quality kept", "times smaller", Column("recipe", overflow="fold"))
+    table = Table(
+        "", "times as fast", "quality kept", "95 % interval", "times smaller", Column("recipe", overflow="fold")
+    )
     table.title = f"The front of {len(outcome.search.trials.seen)} trials, in {runtime}"
     table.caption = f"Timed beside the model as it is; judged {_judged(outcome)}."
     for trial in front(outcome.search.trials.done()):
         table.add_row(
-            "*" if trial == outcome.best else "", f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}",
-            recipe_words(outcome.search, trial),
+            "*" if trial == outcome.best else "", f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", _interval(trial),
+            f"{trial.smaller:.1f}", recipe_words(outcome.search, trial),
         )  # fmt: skip
     return table
+
+
+def _interval(trial: Trial) -> str:
+    """The 95 % interval of the quality that is kept, in words; a dash where it is not known."""
+    if trial.interval is None:
+        return "–"
+    low, high = trial.interval
+    return f"{1 - high:.2%} to {1 - low:.2%}"
 
 
 def sentence(outcome: Outcome, bound: Bound, runtime: str) -> str:
@@ -119,28 +129,21 @@ def _unseen(outcome: Outcome, runtime: str) -> _Unseen:
     """
     metric = outcome.search.lab.own_quality[0]
     before, *_, now = [r for r in outcome.records if (r.metric, r.benchmark) == (metric, "compress")]
-    share = most = _share(metric, before.value, now.value)
+    share = most = share_kept(metric, before.value, now.value)
     words = f"{METRICS[metric].label} {before.value:.4g} before, {now.value:.4g} now"
     if runtime != TORCH:
         words += " in torch"
     if now.interval is not None:
         low, high = now.interval
-        most = max(_share(metric, before.value, before.value + end) for end in (low, high))
+        most = max(share_kept(metric, before.value, before.value + end) for end in (low, high))
         words += f", a difference of {low:+.3g} to {high:+.3g} (95 % interval)"
     files = {r.variant: r.value for r in outcome.records if (r.metric, r.benchmark) == (metric, "export")}
     # A cosine of a file is that to the result in torch, not to the model as it is.
     if runtime != TORCH and metric != "cosine" and NAMES[runtime] in files:
         result, file = files[NAMES[TORCH]], files[NAMES[runtime]]
-        share, most = (part * _share(metric, result, file) for part in (share, most))
+        share, most = (part * share_kept(metric, result, file) for part in (share, most))
         words += f"; {file:.4g} in {NAMES[runtime]}, {result:.4g} in torch by the same examples"
     return _Unseen(share, most, words if math.isnan(share) else f"{words}: {share:.2%} is kept")
-
-
-def _share(metric: str, before: float, after: float) -> float:
-    """The share of a quality that is kept; nan where there was none before."""
-    if not before > 0:
-        return math.nan
-    return before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
 
 
 def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, folder: Path, title: str) -> Path:
@@ -162,8 +165,8 @@ def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, fo
     trials = sorted(search.trials.done(), key=lambda trial: -trial.speed)
     rows = [
         (
-            recipe_words(search, trial), f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}",
-            f"{trial.seconds:.0f}", command(search, trial, model, job, runtime),
+            recipe_words(search, trial), f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", _interval(trial),
+            f"{trial.smaller:.1f}", f"{trial.seconds:.0f}", command(search, trial, model, job, runtime),
         )
         for trial in trials
     ]  # fmt: skip
@@ -171,7 +174,7 @@ def write(outcome: Outcome, bound: Bound, runtime: str, model: str, job: Job, fo
     about = (
         f"Speed, quality and size to those of the model as it is, in {runtime}; the fastest first. {foreseen(search)}"
     )
-    columns = ("recipe", "times as fast", "kept", "times smaller", "seconds", "command")
+    columns = ("recipe", "times as fast", "kept", "95 % interval", "times smaller", "seconds", "command")
     listed = [Listing("Trials", about.strip(), columns, rows)]
     if refused:
         listed.append(Listing("Not made", "Recipes that could not be made, and why.", ("recipe", "why"), refused))
@@ -236,6 +239,12 @@ def front_figure(
     axes.plot(
         [t.speed for t in top], [100 * (1 - t.lost) for t in top], color=GREY, linewidth=1, label="front", zorder=1
     )
+    known = [(t, t.interval) for t in top if t.interval is not None]
+    if known:
+        axes.vlines(
+            [t.speed for t, _ in known], [100 * (1 - high) for _, (_, high) in known],
+            [100 * (1 - low) for _, (low, _) in known], color=GREY, linewidth=1, label="95 % interval", zorder=2,
+        )  # fmt: skip
     y = 100 * (1 - best.lost)
     axes.scatter(best.speed, y, s=150, facecolors="none", edgecolors="black", label="made", zorder=4)
     if bound.lose is not None:
@@ -265,6 +274,7 @@ def _words(outcome: Outcome, runtime: str) -> tuple[str, str]:
     points = "; ".join(f"{t.speed:.2f}x at {1 - t.lost:.1%}, {t.smaller:.1f}x smaller" for t in top)
     return (
         f"Each point is a recipe, timed in {runtime} beside the model as it is, and judged {_judged(outcome)}. The "
-        "smaller a mark, the smaller is the model on disk. Recipes that lose far more are below the picture.",
+        "smaller a mark, the smaller is the model on disk. Upright lines are the 95 % intervals of the front by these "
+        "examples. Recipes that lose far more are below the picture.",
         f"Speed against quality kept. The front: {points}.",
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
+from statistics import NormalDist
 
 from greenformers.search.trials import Trial
 
@@ -18,6 +19,10 @@ NOISE = 0.03
 
 STRICT = 4.0
 """How much more it costs to be beyond what is aimed at, where what healing brings back is counted already."""
+
+
+HOPELESS = 0.05
+"""Least chance to keep to a bound that is worth minutes."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +66,26 @@ class Bound:
             return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=lambda trial: trial.lost)
         fastest = max(trial.speed for trial in trials)
         return min(fit or [trial for trial in trials if trial.speed >= (1 - NOISE) * fastest], key=lambda t: t.lost)
+
+    def hoped(self, best: Trial, expected: Sequence[Trial], unsure: float) -> Trial:
+        """What is worth most to be made of some trials that are expected; the best so far, where nothing is.
+
+        Under a bound of loss that is the expected improvement: the gain in the logarithm of the speed by the chance
+        that the bound is kept (Schonlau 1998). What is expected to be just beyond it may be better than thought. Where
+        nothing keeps to it and nothing has a chance, it is what is expected to be nearest.
+
+        Args:
+            best: The best so far.
+            expected: Trials with the loss that is expected of them.
+            unsure: Standard deviation of the logarithm of that loss.
+        """
+        if self.lose is None:
+            return self.nearest([best, *expected])
+        slowest, most = best.speed if self.met_by(best) else 1.0, log(self.lose + EPSILON)
+        chosen, greatest = best, 0.0
+        for trial in expected:
+            chance = NormalDist().cdf((most - log(max(trial.lost, 0) + EPSILON)) / unsure)
+            gain = chance * log(trial.speed / slowest)
+            if chance >= HOPELESS and gain > greatest:
+                chosen, greatest = trial, gain
+        return chosen if greatest or self.met_by(best) else self.nearest([best, *expected])

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import isfinite, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,9 +28,9 @@ from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
 from greenformers.checkpoint.files import line
+from greenformers.compress.answers import Answers
 from greenformers.compress.apply import apply
-from greenformers.compress.comparison import qualities
-from greenformers.compress.quality import as_ranked_by
+from greenformers.compress.quality import answers, as_ranked_by, check_examples
 from greenformers.compress.side_by_side import subjects_of
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
@@ -95,6 +96,14 @@ def speed_up(own: Ready, tried: Ready) -> float:
     return median(a / b for a, b in zip(times[ORIGINAL].samples, times[TRIED].samples, strict=True))
 
 
+def share_kept(metric: str, before: float, after: float) -> float:
+    """The share of a quality that is kept; nan where there was none before."""
+    if not before > 0:
+        return nan
+    # Of an error rate of 0 no share could be said.
+    return before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
+
+
 @dataclass
 class Lab:
     """The model as it is, and what recipes are judged by.
@@ -150,24 +159,29 @@ class Lab:
             made: Function that makes it.
             turn: Function that calls another when nothing else runs.
         """
-        own, metric, (examples, before) = self.own, self.own_quality[0], self._judging
+        own, metric, (examples, original) = self.own, self.own_quality[0], self._judging
         try:
             model = made()
             tried = self._ready(model, TRIED)
-            try:
-                _, after = self._quality(tried, examples, metric)
-            except KeyError:
+            scores = answers(tried.model, examples, self.reader).scores(original)
+            if metric not in scores:
                 return Trial(genes, steps, refused=f"its outputs have no {metric} to those of the original")
+            after, difference = scores[metric]
+            if not isfinite(after):
+                return Trial(genes, steps, refused=f"its {metric} is {after}, which is not finite")
             rounding, relative = turn(lambda: self._speed(model, tried))
         except OSError:  # a full disk, say, is no fault of the recipe
             raise
         except Exception as error:
             return Trial(genes, steps, refused=line(error))
-        # Of an error rate of 0 no share could be said.
-        share = before / max(after, before / MOST) if METRICS[metric].less_is_better else after / before
+        before = original.scores()[metric][0]
+        low, high = sorted(1 - share_kept(metric, before, before + end) for end in difference or (0.0, 0.0))
         gain = self._rounded[rounding].speeds[-1] if rounding else 1.0
-        beside = " + ".join(kind.name() for kind in rounding)
-        return Trial(genes, steps, gain * relative, 1 - share, own.size / tried.size, beside=beside, rounded=gain)
+        return Trial(
+            genes, steps, gain * relative, 1 - share_kept(metric, before, after), own.size / tried.size,
+            beside=" + ".join(kind.name() for kind in rounding), rounded=gain,
+            interval=None if difference is None else (low, high),
+        )  # fmt: skip
 
     @cached_property
     def step_seconds(self) -> float:
@@ -213,7 +227,10 @@ class Lab:
         Raises:
             ValueError: The model has no quality by these examples.
         """
-        metric, value = self._quality(self.own, self.examples)
+        check_examples(self.original, self.examples, self.reader)
+        scores = self._own_answers.scores()
+        metric = next(name for name in QUALITIES if name in scores)
+        value = scores[metric][0]
         if not value > 0:
             raise ValueError(
                 f"{self.examples.name} cannot judge changes: the model as it is has a {metric} of {value:.3g} on it"
@@ -226,21 +243,17 @@ class Lab:
         return self.own_quality[0] == "spearman"
 
     @cached_property
-    def _judging(self) -> tuple[Examples, float]:
-        """What recipes are judged by, and the quality of the model as it is by that."""
-        if not self.ranks:
-            return self.examples, self.own_quality[1]
-        assert isinstance(self.examples, Texts)
-        return as_ranked_by(self.original, self.examples, self.reader), 100.0
+    def _own_answers(self) -> Answers:
+        return answers(self.own.model, self.examples, self.reader)
 
-    def _quality(self, ready: Ready, examples: Examples, metric: str | None = None) -> tuple[str, float]:
-        models = {TRIED: ready.model}
-        if metric == "cosine":  # to the original's outputs
-            models = {ORIGINAL: self.own.model} | models
-        records = qualities(models, examples, self.reader, benchmark="search", about={})
-        values = {record.metric: record.value for record in records if record.variant == TRIED}
-        metric = metric or next(name for name in QUALITIES if name in values)
-        return metric, values[metric]
+    @cached_property
+    def _judging(self) -> tuple[Examples, Answers]:
+        """What recipes are judged by, and what the model as it is answers to that."""
+        if not self.ranks:
+            return self.examples, self._own_answers
+        assert isinstance(self.examples, Texts)
+        ranked = as_ranked_by(self.original, self.examples, self.reader)
+        return ranked, answers(self.original, ranked, self.reader)
 
     def _ready(self, model: PreTrainedModel, name: str) -> Ready:
         if self.runtime == TORCH:

@@ -93,10 +93,10 @@ class NetworkSpace:
             return keys[own]
 
         values: dict[str, tuple[Any, ...]] = {}
-        for part in PARTS:
+        for part in (part for part in PARTS if part in vary):
             own = part_of(base, part)
             fitting = [value for value in around[part] if value == own or known_key(with_part(base, part, value))]
-            if part in vary and len(fitting) > 1:
+            if len(fitting) > 1:
                 values[part] = tuple(fitting)
         if not values:
             raise ValueError(f"nothing varies: {', '.join(vary)} have no other value that this network can have")

@@ -12,7 +12,7 @@ from math import exp, hypot, log, sqrt
 from statistics import NormalDist
 
 from greenformers.search.bound import EPSILON, STRICT, Bound
-from greenformers.search.healing import Healing
+from greenformers.search.healing import UNSURE, Healing
 from greenformers.search.space import Genes, Space
 from greenformers.search.speeds import Speeds
 from greenformers.search.surrogate import Surrogate
@@ -83,8 +83,9 @@ class Predictions:
         root, spread = self._root.predict(strengths)
         left = self._healing.left(list(rows), self._steps) if self._steps else [0.0] * len(rows)
         figures = zip(speed.tolist(), root.tolist(), spread.tolist(), (exp(x / 2) for x in left), strict=True)
+        unsure = UNSURE / 2 if self._steps else 0.0  # of the root, whose logarithm is half of that of the loss
         return [
-            Prediction(exp(a), share * max(0.0, b), share * max(1e-3, hypot(c, self._root.noise)))
+            Prediction(exp(a), share * max(0.0, b), share * max(1e-3, hypot(c, self._root.noise, unsure * max(0.0, b))))
             for a, b, c, share in figures
         ]
 

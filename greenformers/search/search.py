@@ -19,7 +19,7 @@ import numpy as np
 
 from greenformers.changes import Change
 from greenformers.search.bound import STRICT, Bound
-from greenformers.search.healing import HURDLES, SHIFTED, Healing
+from greenformers.search.healing import HURDLES, SHIFTED, UNSURE, Healing
 from greenformers.search.lab import Lab
 from greenformers.search.propose import Predictions, propose
 from greenformers.search.space import Genes, Space
@@ -117,6 +117,7 @@ class Search:
     ) -> None:
         self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
         self._tries = Tries(trials, told, clock, others)
+        self._steps_seen: dict[Genes, float] = {}  # seconds of a step, by which the next ones are foreseen
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -188,13 +189,14 @@ class Search:
         return chosen.genes, chosen.steps
 
     def _chosen(self, number: int) -> Trial:
-        """The best of all trials as they are, and as expected of them when healed for as long as there is time."""
+        """What is worth most to be healed for as long as there is time; the best so far, where nothing is."""
         done = sorted(self.trials.done(), key=lambda trial: trial.steps)
         longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
         expected = self.expected([*longest], number)
-        every = [*done, *expected, *self._rounded(expected, number)]
         failed = {trial.genes for trial in self.trials.seen if trial.refused is not None and trial.steps}
-        return self.plan.bound.nearest([t for t in every if t.steps <= HURDLES[-1] or t.genes not in failed])
+        longer = [t for t in [*expected, *self._rounded(expected, number)] if t.steps > HURDLES[-1]]
+        longer = [t for t in longer if t.genes not in failed and self.trials.of(t.genes, t.steps) is None]
+        return self.plan.bound.hoped(self.plan.bound.nearest(done), longer, UNSURE)
 
     def _try_for_long(self, number: int) -> None:
         """Try, as they are, the recipes that are predicted to be best when healed for as long as there is time.
@@ -365,6 +367,8 @@ class Search:
             return seen.get(genes)
         if len(seen) <= SHIFTED:
             return float(np.median([*seen.values()]))
-        learned = Surrogate([self.space.strengths(row) for row in seen], [log(each) for each in seen.values()])
-        (expected,), _ = learned.predict([self.space.strengths(genes)])
+        if seen != self._steps_seen:
+            self._steps_seen = seen
+            self._steps = Surrogate([self.space.strengths(row) for row in seen], [log(each) for each in seen.values()])
+        (expected,), _ = self._steps.predict([self.space.strengths(genes)])
         return float(np.clip(exp(expected), min(seen.values()), max(seen.values())))

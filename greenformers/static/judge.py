@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from greenformers.compress.quality import embed, spearman_difference
+from greenformers.compress.answers import spearman_difference
+from greenformers.compress.quality import embed
 from greenformers.data._texts import Texts
 from greenformers.measure.correlation import spearman
 from greenformers.measure.latency import interleaved

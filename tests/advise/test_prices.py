@@ -22,20 +22,18 @@ def cell(name: str, length: int) -> Cell:
     return Cell(name, 8 if ranked(name) else None, length)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "causal"), [(name, causal) for causal, names in NAMES.items() for name in names])
 @pytest.mark.parametrize(("mode", "within"), [("inference", 0.08), ("training", 0.13)])
-def test_one_layer_in_one_slice_tells_the_work_of_all(mode: str, within: float, causal: bool) -> None:
-    network, batch, length = replace(NETWORK, causal=causal), 23, 256
-    for name in NAMES[causal]:
-        at = cell(name, length)
-        own = amount(network, at, batch, mode)
-        whole = trace(partial(Stack, network, at), (batch, length, 64), training=mode == "training")
-        assert own.parameters == parameters(Stack(network, at))
-        assert own.features[-1] == 3
-        for kind in (*Work.FEATURES, "peak"):
-            if getattr(whole, kind):
-                share = getattr(own.work, kind) / getattr(whole, kind)
-                assert share == pytest.approx(1, abs=within), (name, kind)
+def test_one_layer_in_one_slice_tells_the_work_of_all(mode: str, within: float, name: str, causal: bool) -> None:
+    network, batch, at = replace(NETWORK, causal=causal), 23, cell(name, 256)
+    own = amount(network, at, batch, mode)
+    whole = trace(partial(Stack, network, at), (batch, at.length, 64), training=mode == "training")
+    assert own.parameters == parameters(Stack(network, at))
+    assert own.features[-1] == 3
+    for kind in (*Work.FEATURES, "peak"):
+        if getattr(whole, kind):
+            share = getattr(own.work, kind) / getattr(whole, kind)
+            assert share == pytest.approx(1, abs=within), kind
 
 
 @pytest.mark.parametrize("mode", ["inference", "training"])

@@ -60,7 +60,7 @@ def test_without_a_mask_so_many_first_positions_are_global(count, key_mask):
     compare(build("longformer", SHAPE, window=WINDOW, globals=count), drawn(6), key_mask, first, given=False)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_global_positions_across_the_edges_of_tiles(data):
     run = data.draw(runs("longformer", causal=False, longest=70))

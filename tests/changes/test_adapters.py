@@ -39,7 +39,7 @@ def away(model: nn.Module) -> float:
     return float((outputs(model, inputs("bert"))[0] - y).norm() / y.norm())
 
 
-def test_only_the_products_are_learned_and_they_make_up_for_rounding() -> None:
+def test_only_the_products_are_learned_and_they_make_up_for_rounding(tmp_path: Path) -> None:
     rounded, learned = compressed([ROUNDED]), compressed([ROUNDED, LEARNED])
     for path, layer in layers(rounded).items():
         held = learned.get_submodule(path).held
@@ -54,6 +54,9 @@ def test_only_the_products_are_learned_and_they_make_up_for_rounding() -> None:
     assert all(x.equal(learned.state_dict()[name]) for name, x in stays.items())
     assert not any(parameter.requires_grad for parameter in learned.parameters())
     assert away(learned) < 0.8 * away(rounded)
+    greenformers.save(learned, tmp_path / "out", tokenizer=tokenizer("bert"))
+    batch = inputs("bert")
+    assert difference(outputs(greenformers.load(tmp_path / "out"), batch), outputs(learned, batch)) == 0
 
 
 def test_the_formula_and_its_gradients() -> None:

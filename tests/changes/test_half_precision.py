@@ -42,7 +42,7 @@ def test_it_is_healed_in_float32(dtype: torch.dtype) -> None:
     seen = set()  # of the student alone: the teacher is never in training
     model.register_forward_hook(lambda part, *_: seen.add(next(part.parameters()).dtype) if part.training else None)
     greenformers.compress(
-        model, [Layers(1), Heal(steps=20, batch_size=8)], texts=sentences(100), tokenizer=tokenizer("bert")
+        model, [Layers(1), Heal(steps=5, batch_size=8)], texts=sentences(100), tokenizer=tokenizer("bert")
     )
     assert seen == {torch.float32}
     assert {x.dtype for x in model.parameters()} == {dtype}

@@ -126,6 +126,21 @@ def test_in_bf16_products_are_narrow_and_the_loss_is_not():
     assert outcomes[1][-1] == pytest.approx(outcomes[0][-1], rel=0.05)
 
 
+def test_an_encoder_teaches_with_all_its_numbers_in_bf16_and_stays_as_it_is():
+    small, original = pair()
+    batch = rows(small).collate([rows(small)[at] for at in range(8)])
+    before = copy.deepcopy(original.state_dict())
+    learner = Student(small, original, None, 2.0, precision="bf16")
+    with torch.no_grad():
+        theirs, plain = learner.given(original, batch), original(**batch).last_hidden_state
+    states = theirs.stacks[0][0][-1]
+    assert states.dtype == torch.float32
+    assert torch.equal(states, states.bfloat16().float()), "no number has more digits"
+    torch.testing.assert_close(states, plain, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(original.state_dict(), before, rtol=0, atol=0)
+    assert learner.state_dict().keys() == {f"model.{name}" for name in small.state_dict()}
+
+
 def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
     wanted = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
     mask, layers = torch.ones(1, 1, dtype=torch.bool), layer_map(2, 4)
@@ -170,7 +185,7 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
     whole, original = pair()
     parts = copy.deepcopy(whole)
     again = copy.deepcopy(whole)
-    healing = HEALING.but(steps=20)
+    healing = HEALING.but(steps=12)
     healing.apply(whole, given(original))
     healing.apply(parts, given(original, tmp_path))
     newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))

@@ -52,8 +52,8 @@ def test_the_share_falls_as_a_cubic_between_warm_up_and_the_last_fifth() -> None
 
 def test_exactly_the_share_is_left_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
     original = network()
-    whole, parts, again = (copy.deepcopy(original) for _ in range(3))
-    report = PRUNING.apply(whole, given(original))
+    whole, again = (copy.deepcopy(original) for _ in range(2))
+    report = PRUNING.apply(whole, given(original, tmp_path))
     total = sum(layer.weight.numel() for _, layer in sparse_layers(whole))
     assert f"; {total // 4:,} of {total:,} weights of linear layers kept, by movement" in report.summary
     for _, layer in sparse_layers(whole):
@@ -63,7 +63,6 @@ def test_exactly_the_share_is_left_and_a_stopped_run_goes_on(tmp_path: Path) -> 
     first, before = whole.encoder.layer[0].output.dense.weight, original.encoder.layer[0].output.dense.weight
     largest = before.abs().flatten().argsort(descending=True)[: before.numel() // 4]
     assert 0.1 < first.flatten()[largest].count_nonzero().item() / len(largest) < 0.95
-    PRUNING.apply(parts, given(original, tmp_path))
     newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
     newest.rename(tmp_path / "gone")  # as if it had been killed before
     PRUNING.apply(again, given(original, tmp_path))

@@ -59,7 +59,11 @@ def left(model: PreTrainedModel, by: str, keep: int, batches: Any = None) -> lis
 )  # fmt: skip
 def test_by_place(by: str, keep: int, places: list[int]) -> None:
     assert BY_PLACE[by](COUNT, keep) == places
-    assert left(network("bert", num_hidden_layers=COUNT), by, keep) == places
+
+
+@pytest.mark.parametrize(("by", "places"), [("even", [0, 2, 5]), ("alternate", [1, 3, 5])])
+def test_a_network_keeps_those(by: str, places: list[int]) -> None:
+    assert left(network("bert", num_hidden_layers=COUNT), by, 3) == places
 
 
 def test_alternate_of_any_number() -> None:

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import transformers
-from fresh import read_again
+from fresh import chosen, read_again
 from safetensors import safe_open
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from zoo import EVERYTHING, GENERATES, ZOO, difference, inputs, network, outputs
@@ -65,21 +67,40 @@ def parameters(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.fixture(scope="module")
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the networks did before they were saved, and in a process that knows nothing but their folders.
+class Saved(NamedTuple):
+    """A changed network, and the folder that it was saved to."""
 
-    Only those are made that cases of this run look at, by their parameter `what`.
-    """
-    items: list[Any] = [item for item in request.session.items if item.path == request.path]
-    asked = {item.callspec.params["what"] for item in items if "saved" in item.fixturenames}
-    models = ((what, what.split()[0], changed(what)) for what in RECIPES if what in asked)
-    return read_again(tmp_path_factory.mktemp("saved"), models, python=True)
+    model: PreTrainedModel
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """Changed networks by their recipes, each made when it is first asked for."""
+
+    @cache
+    def made(what: str) -> Saved:
+        with torch.random.fork_rng(devices=[]):
+            model, folder = changed(what), tmp_path_factory.mktemp("saved")
+        model.save_pretrained(folder)
+        return Saved(model, folder)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def fresh(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, saved: Callable[[str], Saved]
+) -> dict[str, dict[str, Any]]:
+    """What networks do in a process that knows nothing but their folders: those of the cases of this run."""
+    asked = [params["what"] for params in chosen(request, "test_a_fresh_process_reads_the_same_network")]
+    models = ((what, what.split()[0], saved(what).model) for what in asked)
+    return read_again(tmp_path_factory.mktemp("fresh"), models, python=True)
 
 
 @pytest.mark.parametrize("what", RECIPES)
-def test_a_fresh_process_reads_the_same_network(saved: dict[str, Any], what: str) -> None:
-    name, model, after = what.split()[0], saved[what]["model"], saved[what]["after"]
+def test_a_fresh_process_reads_the_same_network(fresh: dict[str, Any], what: str) -> None:
+    name, model, after = what.split()[0], fresh[what]["model"], fresh[what]["after"]
     assert after["difference"] == 0.0
     assert after["outputs"] >= 1
     assert after["keys"] == {}
@@ -93,11 +114,11 @@ def test_a_fresh_process_reads_the_same_network(saved: dict[str, Any], what: str
 
 
 @pytest.mark.parametrize("what", RECIPES)
-def test_load_gives_it_back_and_so_once_more(saved: dict[str, Any], what: str, tmp_path: Path) -> None:
-    model, batch = saved[what]["model"], inputs(what.split()[0])
+def test_load_gives_it_back_and_so_once_more(saved: Callable[[str], Saved], what: str, tmp_path: Path) -> None:
+    model, batch = saved(what).model, inputs(what.split()[0])
     described = structure(model).as_dict()
     assert described["order"] == [change.name() for change in RECIPES[what]]
-    again = greenformers.load(saved[what]["folder"])
+    again = greenformers.load(saved(what).folder)
     assert type(again) is type(model)
     assert not again.training
     assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
@@ -164,8 +185,8 @@ def test_half_precision_comes_back(name: str, dtype: torch.dtype, tmp_path: Path
 
 
 @pytest.mark.parametrize("what", ["gpt2 low", "t5 low"])
-def test_a_reloaded_network_can_be_cast(saved: dict[str, Any], what: str) -> None:
-    name, folder = what.split()[0], saved[what]["folder"]
+def test_a_reloaded_network_can_be_cast(saved: Callable[[str], Saved], what: str) -> None:
+    name, folder = what.split()[0], saved(what).folder
     model = getattr(transformers, ZOO[name][1]).from_pretrained(folder)
     expected = outputs(model, inputs(name))
     for cast in (model.half, model.bfloat16):
@@ -181,11 +202,11 @@ def test_a_reloaded_network_can_be_cast(saved: dict[str, Any], what: str) -> Non
         ("bert all", "BertModel"), ("gpt2 all", "GPT2Model"),
     ],
 )  # fmt: skip
-def test_a_head_may_go(saved: dict[str, Any], what: str, base: str) -> None:
+def test_a_head_may_go(saved: Callable[[str], Saved], what: str, base: str) -> None:
     more = {"add_pooling_layer": False} if "bert" in what else {}
-    body = getattr(transformers, base).from_pretrained(saved[what]["folder"], **more)
+    body = getattr(transformers, base).from_pretrained(saved(what).folder, **more)
     batch = inputs(what.split()[0])
-    assert difference(outputs(body, batch)[:1], outputs(saved[what]["model"].base_model, batch)[:1]) == 0.0
+    assert difference(outputs(body, batch)[:1], outputs(saved(what).model.base_model, batch)[:1]) == 0.0
     described = body.config.quantization_config.changes
     assert set(described["low_rank"]["ranks"]) == set(ranks_of(body))
 
@@ -268,9 +289,9 @@ def test_two_networks_of_one_configuration() -> None:
 
 
 @pytest.mark.parametrize("what", ["gpt2 low"])
-def test_a_reloaded_network_learns(saved: dict[str, Any], what: str, tmp_path: Path) -> None:
+def test_a_reloaded_network_learns(saved: Callable[[str], Saved], what: str, tmp_path: Path) -> None:
     name = what.split()[0]
-    model = greenformers.load(saved[what]["folder"])
+    model = greenformers.load(saved(what).folder)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     row = {"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}
     arguments = TrainingArguments(
@@ -286,8 +307,8 @@ def test_a_reloaded_network_learns(saved: dict[str, Any], what: str, tmp_path: P
 
 
 @pytest.mark.parametrize("what", ["bert low", "gpt2 low"])
-def test_export_and_compile(saved: dict[str, Any], what: str) -> None:
-    model, batch = saved[what]["model"], inputs(what.split()[0]) | {"use_cache": False}
+def test_export_and_compile(saved: Callable[[str], Saved], what: str) -> None:
+    model, batch = saved(what).model, inputs(what.split()[0]) | {"use_cache": False}
     expected = outputs(model, batch)[0]
     exported = torch.export.export(model, (), batch, strict=False).module()
     torch.testing.assert_close(exported(**batch).logits, expected)
@@ -297,22 +318,22 @@ def test_export_and_compile(saved: dict[str, Any], what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["bert int8", "gpt2 low, int8", "gpt2 all"])
-def test_int8_weights_stay_shared(saved: dict[str, Any], what: str) -> None:
-    again = greenformers.load(saved[what]["folder"])
+def test_int8_weights_stay_shared(saved: Callable[[str], Saved], what: str) -> None:
+    again = greenformers.load(saved(what).folder)
     head, table = again.get_output_embeddings(), again.get_input_embeddings()
     if RECIPES[what] == [INT8]:
         assert head.quantised.dtype == torch.int8
         assert head.quantised is table.quantised
         assert head.scale is table.scale
     assert not any(part.requires_grad for part in again.parameters())
-    stored = (saved[what]["folder"] / "model.safetensors").stat().st_size
+    stored = (saved(what).folder / "model.safetensors").stat().st_size
     size = sum(part.numel() * part.element_size() for part in again.parameters())
     assert stored < 1.2 * size + 20_000
 
 
 @pytest.mark.parametrize("what", ["bert linformer"])
-def test_layers_share_a_parameter_as_before(saved: dict[str, Any], what: str) -> None:
-    again = greenformers.load(saved[what]["folder"])
+def test_layers_share_a_parameter_as_before(saved: Callable[[str], Saved], what: str) -> None:
+    again = greenformers.load(saved(what).folder)
     mechanisms = [layer.attention.self.mechanism for layer in again.bert.encoder.layer]
     assert len({id(mechanism.E) for mechanism in mechanisms}) == 1
     assert again.config.max_position_embeddings == 60

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import transformers
@@ -11,3 +12,11 @@ def verbosity() -> Iterator[None]:
     yield
     transformers.logging.set_verbosity(before)
     transformers.logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def people(tmp_path_factory: pytest.TempPathFactory, cohort: Path) -> Path:
+    """A genome and forty people, encoded, and tokens: files that no test changes."""
+    from genome.training import forty  # asks for pysam
+
+    return forty(tmp_path_factory.mktemp("people") / "there", cohort)

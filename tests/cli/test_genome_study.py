@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import run
-from genome.training import NETWORK, SECRET, forty, refusal, shown, state, stopped, told, weights
+from genome.training import NETWORK, SECRET, refusal, shown, state, stopped, told, weights
 from safetensors.torch import load
 
 from greenformers.genome.settings import Finetuning
@@ -27,7 +27,7 @@ LEARN = f"--epochs 1 --batch 8 --learning-rate 0.01 {NETWORK} --sequences people
 REGION = f"study region {LEARN} --tokens tokens "
 GENE = f"{REGION} --region 19:331-340 --splits 2 "
 AROUND = f"{GENE} --margins 10,0 --known 331 "
-PRETRAIN = f"pretrain --steps 4 --batch 4 --learning-rate 0.01 {NETWORK} --tokens tokens --reference ref.fa "
+PRETRAIN = f"pretrain --steps 4 --batch 4 --learning-rate 0.01 {NETWORK} --tokens tokens --reference ref.fa --starts 3 "
 # So slow that where a network starts is where it ends.
 STEPS = f"study steps {LEARN} --learning-rate 1e-12 --splits 1 "
 BARE = "study length --sequences people.tsv --hidden 16 --layers 1 --heads 2 --feed-forward 16 --k 64 --batch 2 "
@@ -56,9 +56,9 @@ def reported(monkeypatch, capsys, folder: Path, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory, cohort) -> Path:
+def there(tmp_path_factory, people) -> Path:
     """Forty people, a pre-training run with snapshots, one without, and tokens that are single letters."""
-    folder = forty(tmp_path_factory.mktemp("study") / "there", cohort)
+    folder = shutil.copytree(people, tmp_path_factory.mktemp("study") / "there")
     shown(folder, f"{PRETRAIN} --snapshots 4,2 --out before")
     shutil.rmtree(shutil.copytree(folder / "before", folder / "plain") / "at")
     shown(folder, "tokenize --sequences people.tsv --pattern 1 --size 20 --max-length 64 --out letters")
@@ -130,16 +130,6 @@ def test_records_have_the_margin_and_are_for_the_report(monkeypatch, capsys, the
 
 
 @pytest.mark.usefixtures("around")
-def test_records_of_a_command_are_of_one_time(monkeypatch, there):
-    seconds = count()
-    monkeypatch.setattr(record, "context", lambda *_: {"time": str(next(seconds))})
-    for point in ("plus0", "plus10"):
-        shutil.copytree(there / "around" / point, there / "timed" / point)
-    shown(there, f"{AROUND} --out timed --resume --results timed.jsonl")
-    assert len({one.context["time"] for one in read(there / "timed.jsonl")}) == 1
-
-
-@pytest.mark.usefixtures("around")
 def test_a_study_that_was_stopped_goes_on(there):
     words = f"{AROUND} --out halted --results halted.jsonl"
     with stopped("plus10/split0"):
@@ -162,13 +152,17 @@ def test_a_study_that_was_stopped_goes_on(there):
 
 
 @pytest.mark.usefixtures("around")
-def test_a_study_that_has_ended_only_reads(there):
+def test_a_study_that_has_ended_only_reads(monkeypatch, there):
+    """And all records of a command are of one time."""
     for point in ("plus0", "plus10"):
         shutil.copytree(there / "around" / point, there / "ended" / point)
-    before = state(there / "ended")
-    shown(there, f"{AROUND} --out ended --resume --results ended.jsonl")
+    before, seconds = state(there / "ended"), count()
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "context", lambda *_: {"time": str(next(seconds))})
+        shown(there, f"{AROUND} --out ended --resume --results ended.jsonl")
     assert {name: when for name, when in state(there / "ended").items() if name in before} == before
     assert timeless(there / "ended.jsonl") == timeless(there / "records" / "around.jsonl")
+    assert len({one.context["time"] for one in read(there / "ended.jsonl")}) == 1
     (there / "ended.jsonl").unlink()
     other = refusal(there, f"{AROUND} --out ended --resume --feed-forward 8")
     assert other == "split0 holds a run with other settings than these"

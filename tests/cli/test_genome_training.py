@@ -16,7 +16,6 @@ from genome.training import (
     PLANTED,
     SEQUENCE,
     SITES,
-    forty,
     refusal,
     shown,
     state,
@@ -39,7 +38,7 @@ pytest.importorskip("sentencepiece", reason="the genome extra is not installed")
 pytestmark = pytest.mark.usefixtures("drafts")
 
 PRETRAIN = f"pretrain --steps 4 --batch 4 --learning-rate 0.01 {NETWORK}"
-GENOME = f"{PRETRAIN} --tokens tokens --reference ref.fa "
+GENOME = f"{PRETRAIN} --tokens tokens --reference ref.fa --starts 3 "
 FINETUNE = f"finetune --epochs 2 --batch 8 --learning-rate 0.01 {NETWORK}"
 RISK = f"{FINETUNE} --tokens tokens --sequences people.tsv --splits 2 "
 
@@ -54,8 +53,8 @@ def fragments(folder: Path, name: str, split: str, kind: type = Pretraining) -> 
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory, cohort) -> Path:
-    return forty(tmp_path_factory.mktemp("training") / "there", cohort)
+def there(tmp_path_factory, people) -> Path:
+    return shutil.copytree(people, tmp_path_factory.mktemp("training") / "there")
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +307,7 @@ REFUSED = {
     "explain gone": r"gone/run\.json: No such file or directory",
     "genome --mode haplotype --alphabet greek": "alphabet must be one of iupac, thesis; got 'greek'",
     "genome --seed -1": r"seed must be in 0\.\.4294967295, got -1",
-    "genome --tokens bases --sites sites.vcf": "tokens of bases do not have all characters of the sequences",
+    "genome --tokens bases --starts 50 --sites sites.vcf": "tokens of bases do not have all characters of .*",
     "people --sequences people.tsv --sites sites.vcf": "sites is for a reference; .* got 'sites.vcf'",
     "people --sequences people.tsv --region 19:310-320": "region is for a reference; .* got '19:310-320'",
     "people --sequences mark.tsv": "tokens of tokens do not have all characters of the sequences",
@@ -323,9 +322,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_is_wrong_is_named(faulty, tmp_path, words):
+def test_what_is_wrong_is_named(faulty, words):
     start, more = words.split(" ", 1)
-    line = refusal(shutil.copytree(faulty, tmp_path / "place"), f"{START[start]} --out new {more}")
+    try:
+        line = refusal(faulty, f"{START[start]} --out new {more}")
+    finally:
+        for name in ("new", "fresh"):
+            shutil.rmtree(faulty / name, ignore_errors=True)
     assert re.fullmatch(REFUSED[words], line)
 
 

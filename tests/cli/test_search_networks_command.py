@@ -29,6 +29,7 @@ def short(monkeypatch: Patch) -> None:
     monkeypatch.setattr("greenformers.search.network_run.Tries", partial(Tries, clock=lambda: next(clock)))
     monkeypatch.setattr(NetworkLab, "speed_up", lambda *_: 1.5)
     monkeypatch.setattr("greenformers.search.network_run.RUNGS", (3, 1))
+    monkeypatch.setattr("greenformers.search.network_run.TOP", 1)
     monkeypatch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 0.0)
 
 

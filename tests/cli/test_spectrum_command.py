@@ -13,14 +13,11 @@ from transformers import BertConfig, BertModel, FNetConfig, FNetModel, PreTraine
 from greenformers.checkpoint.pretrained import model_name
 from greenformers.measure.record import read
 
-pytestmark = pytest.mark.usefixtures("drafts")
+pytestmark = pytest.mark.usefixtures("drafts", "verbosity")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"bcdefghij"]
 LINES = ["b c d e f g", "h i j", "c e g i b d f h j", "j i h g"]
 SMALL = {"vocab_size": 13, "hidden_size": 24, "num_hidden_layers": 2, "intermediate_size": 20, "pad_token_id": 0}
-
-
-pytestmark = pytest.mark.usefixtures("verbosity")
 
 
 @pytest.fixture(scope="module")

@@ -7,16 +7,17 @@ from models import folder, labelled, pairs, sentences, tokenizer
 from safetensors.torch import load_file, save_file
 from zoo import network
 
-from greenformers.compress import quality
+from greenformers.compress import answers
 
 __all__ = ["interruptible", "one_thread", "quiet", "seed", "verbosity"]
 
 
 @pytest.fixture(autouse=True)
 def swift(monkeypatch: pytest.MonkeyPatch, drafts: None) -> None:  # noqa: ARG001
-    """Little is measured, and pictures are drafts: no test of this folder looks at one."""
+    """Little is measured, and pages have no pictures, or drafts: no test of this folder looks at one."""
     monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
-    monkeypatch.setattr(quality, "RESAMPLES", 50)
+    monkeypatch.setattr(answers, "RESAMPLES", 50)
+    monkeypatch.setattr("greenformers.report.page.pictures", lambda _: [])
 
 
 @pytest.fixture(scope="session")

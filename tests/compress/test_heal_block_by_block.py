@@ -23,7 +23,7 @@ from greenformers.compress.block_work import Work
 from greenformers.solve.sparse_linear import sparse_layers
 
 HEAL = Heal(steps=40, batch_size=4, learning_rate=3e-3)
-BRIEF = HEAL.but(steps=20)  # where nothing is said of how much it brings back
+BRIEF = HEAL.but(steps=8)  # where nothing is said of how much it brings back
 HALF = LowRank(keep=0.4, solver="svd", uniform=True)
 
 

@@ -15,6 +15,7 @@ import greenformers
 from greenformers.changes import Heal, LowRank
 from greenformers.changes._units import ranks_of
 from greenformers.checkpoint.pretrained import features_of, pretrained
+from greenformers.compress import side_by_side
 from greenformers.compress.quality import judge
 from greenformers.compress.writing import texts_of
 from greenformers.data._examples import read_examples
@@ -168,6 +169,7 @@ def test_recommend_for_images(place: Path, tmp_path: Path, monkeypatch: Patch, c
     monkeypatch.setattr("greenformers.search.lab.SECONDS", 0.0)
     monkeypatch.setattr("greenformers.search.lab.PAUSE", 0.0)
     monkeypatch.setattr("greenformers.search.advice.REPEATS", 3)
+    monkeypatch.setattr(side_by_side, "METERED", ("latency",))
     monkeypatch.setattr("greenformers.search.search.CHANCE", 0)
     monkeypatch.setattr("greenformers.search.search.propose", lambda *_, **__: [])
     assert run(monkeypatch, *words) == 0

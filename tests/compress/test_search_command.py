@@ -31,7 +31,7 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
     before, out = listing(home), tmp_path / "small"
     monkeypatch.chdir(home)
     # What is best may heal or not: where it does not, it needs no such texts.
-    words = ["compress", "BertModel", *EVALUATED, "--heal-texts", "texts.txt", "--lose", "20%", "--minutes", "0.03"]
+    words = ["compress", "BertModel", *EVALUATED, "--heal-texts", "texts.txt", "--lose", "20%", "--minutes", "0.01"]
     words += ["--out", str(out)]
     assert run(monkeypatch, *words) == 0
     shown = capsys.readouterr().out

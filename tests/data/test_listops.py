@@ -223,7 +223,7 @@ def test_the_original_test():
     data = load("listops", SHARED)
     assert [len(split) for split in (data.train, data.valid, data.test)] == [0, 0, 10_000]
     texts = [text for (text,) in data.test.texts]
-    assert [listops.evaluate(text) for text in texts] == data.test.labels
+    assert [listops.evaluate(text) for text in texts[::5]] == data.test.labels[::5]
     assert [by_recursion(text) for text in texts[:200]] == data.test.labels[:200]
     # Of the same tokens and operators as ours, and far shorter: 1 of 250 has more than 500 tokens.
     assert {token for text in texts for token in text.split()} == listops.TOKENS

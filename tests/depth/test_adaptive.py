@@ -128,7 +128,7 @@ def test_causal(kind, halting):
     x = model.decoder.embedding(ids).detach().requires_grad_()
     model.decoder.embedding.forward = lambda *_, **__: x
     given = {"input_ids": source, "decoder_input_ids": ids} if kind == "pair" else {"input_ids": ids}
-    for t in range(N):
+    for t in range(0, N, 3):
         (grad,) = torch.autograd.grad(model(**given).logits[:, t].square().sum(), x)
         assert not grad[:, t + 1 :].any()
         assert grad[:, t].any()
@@ -138,7 +138,7 @@ def test_causal(kind, halting):
 def test_generation_with_keys_of_skipped_layers(kind, halting):
     model, ids, mask = network(kind, halting), tokens(length=5), padded(5, 2, 3, length=5).flip(1)
     for more in ({}, {"num_beams": 3}):
-        given = {"attention_mask": mask, "max_new_tokens": 7, "do_sample": False} | more
+        given = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False} | more
         assert torch.equal(*(model.generate(ids, use_cache=use, **given) for use in (True, False)))
 
 

@@ -298,7 +298,7 @@ def test_causal(form, monkeypatch):
     _, options = given("causal", form)
     model, ids = network(GreenformerForCausalLM, **options), tokens(1)
     x = model.decoder.embedding(ids).detach().requires_grad_()
-    for t in range(N):
+    for t in range(0, N, 3):
         (grad,) = torch.autograd.grad(model(inputs_embeds=x).logits[:, t].square().sum(), x)
         assert not grad[:, t + 1 :].any()
         assert grad[:, t].any()
@@ -338,7 +338,7 @@ def test_generation(kind, form):
     model, ids, mask = network(own, **options), tokens(length=5), padded(5, 2, 3, length=5).flip(1)
     for more in ({}, {"num_beams": 3}):
         texts = [
-            model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False, use_cache=use, **more)
+            model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, use_cache=use, **more)
             for use in (True, False)
         ]
         assert torch.equal(*texts)

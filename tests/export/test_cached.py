@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -16,6 +17,8 @@ import greenformers
 from greenformers import GreenformerConfig, GreenformerForCausalLM
 from greenformers._torch import has_vnni
 from greenformers.changes import Int8, LowRank
+from greenformers.changes._int8_linear import Int8Linear
+from greenformers.export import measure
 from greenformers.export import write as writing
 from greenformers.export.cached import CachedCall, CachedNetwork, Continued, TorchDecoder, cached_network
 from greenformers.export.compare import Comparison
@@ -24,6 +27,7 @@ from greenformers.export.network import Network, Traceable, examples, trace
 from greenformers.export.write import FORMATS, Checked, reader, write
 
 FORMS = ["openvino", "onnx"]
+INT8 = onnx.TensorProto.INT8
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Network, Path, C
 
 
 def test_names_and_shapes(exported: tuple[Network, Path, Checked]) -> None:
-    _, folder, checked = exported
+    decoder, folder, checked = exported
     assert (checked.cached, checked.whole) == (True, "")
     session = onnxruntime.InferenceSession(folder / FORMATS["onnx"], providers=["CPUExecutionProvider"])
     assert {given.name: given.shape for given in session.get_inputs()} == {
@@ -49,6 +53,10 @@ def test_names_and_shapes(exported: tuple[Network, Path, Checked]) -> None:
         "past_key_values.0.key": ["batch", 2, "past", 8], "past_key_values.0.value": ["batch", 2, "past", 8],
     }  # fmt: skip
     assert [given.name for given in session.get_outputs()] == ["logits", "present.0.key", "present.0.value"]
+    # Weights are stored as integers.
+    numbers = sum(layer.quantised.numel() for layer in decoder.model.modules() if isinstance(layer, Int8Linear))
+    stored = [held for held in onnx.load(folder / FORMATS["onnx"]).graph.initializer if held.data_type == INT8]
+    assert sum(torch.Size(held.dims).numel() for held in stored) >= numbers > 0
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -83,6 +91,7 @@ def test_openvino_continues_rows_as_beams_choose_them(exported: tuple[Network, P
 
 def test_latencies_of_the_next_token(exported: tuple[Network, Path, Checked], monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, folder, _ = exported
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: decoder)
     records = latencies(decoder.model, folder, FORMS, [5, 30], size=2, repeats=2, about={})  # type: ignore[arg-type]
     names = ["torch", "OpenVINO", "ONNX Runtime"]

@@ -170,7 +170,7 @@ def error(way):
 instances = st.lists(pairs, min_size=1, max_size=4)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(instances, st.integers(0, 16))
 def test_spend_against_all_combinations(instance, at):
     layers = [points(*pairs) for pairs in instance]
@@ -187,7 +187,7 @@ def test_spend_against_all_combinations(instance, at):
     assert error(spend(layers, high)) == sum(layer[-1].error for layer in hulls)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(instances)
 def test_spend_is_optimal_at_budgets_that_end_at_a_step(instance):
     layers = [points(*pairs) for pairs in instance]

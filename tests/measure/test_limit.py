@@ -25,10 +25,10 @@ def test_what_fits_is_returned() -> None:
 def test_what_does_not_fit_says_so_and_the_limit_is_lifted(take) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(OutOfMemory, match=r"more than 0\.1 GiB of memory are needed") as caught:
-        attempt(lambda: take(512), CPU, 64 * MIB)
+        attempt(lambda: take(256), CPU, 64 * MIB)
     assert caught.value.limit == 64 * MIB
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    assert take(512) == 512 * MIB
+    assert take(256) == 256 * MIB
 
 
 def test_within_a_limit_there_is_one() -> None:

@@ -302,6 +302,7 @@ def test_records_number_layers_from_one() -> None:
     assert made[0].setting == {"layer": 1, "texts": "texts.txt", "blocks": 1, "length": 3, "index": 2, "share": 0.9}
 
 
+@pytest.mark.usefixtures("drafts")
 def test_the_figure_shows_every_head_and_the_values_at_the_index() -> None:
     curves = torch.rand(3, 2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sort(-1).values
     found = Spectrum(curves, 4, causal=False)
@@ -320,6 +321,7 @@ def test_the_figure_shows_every_head_and_the_values_at_the_index() -> None:
         figure(found, 10, "mine")
 
 
+@pytest.mark.usefixtures("drafts")
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_page_says_what_it_shows(tmp_path: Path, causal: bool) -> None:
     found = Spectrum(torch.tensor([[[0.5, 0.8, 1]], [[0.7, 0.9, 1]]], dtype=torch.float64), 4, causal)

@@ -47,6 +47,7 @@ Sources = Mapping[str, str]
 """Files by the name they are imported by, "greenformers.model.config" say."""
 
 
+@cache
 def sources() -> Sources:
     return {module(path.relative_to(PACKAGE.parent)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
 
@@ -61,16 +62,25 @@ def room(name: str) -> str:
     return parts[0] if len(parts) > 1 or parts[0] in {*LEVEL, *FREE} else "cli"
 
 
-def imported(source: str) -> Iterator[str]:
-    """Every name of ours in an import, "greenformers.model.config.GreenformerConfig" say."""
-    for node in ast.walk(ast.parse(source)):
-        names = []
+@cache
+def modules(source: str) -> list[str]:
+    """Every name in an import. Expressions, which hold none, are not looked through."""
+    names = []
+    statements: list[ast.AST] = [ast.parse(source)]
+    for node in statements:
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports hide the direction"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        yield from (name for name in names if name.split(".")[0] == "greenformers")
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            statements += getattr(node, inner, [])
+    return names
+
+
+def imported(source: str) -> Iterator[str]:
+    """Every name of ours in an import, "greenformers.model.config.GreenformerConfig" say."""
+    return (name for name in modules(source) if name.split(".")[0] == "greenformers")
 
 
 def graph(files: Sources) -> dict[str, set[str]]:
@@ -183,7 +193,4 @@ def test_siblings_import_no_sibling() -> None:
 def test_mechanisms_need_only_torch_and_jaxtyping(folder: str) -> None:
     allowed = {"torch", "jaxtyping", "greenformers"} | sys.stdlib_module_names
     for path in (PACKAGE / folder).glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert {name.split(".")[0] for name in names} <= allowed, path.name
+        assert {name.split(".")[0] for name in modules(path.read_text())} <= allowed, path.name

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,26 +330,70 @@ def named(attribute: str) -> bool:
     return private(attribute) or attribute in INTERNAL_ATTRIBUTES
 
 
-@cache
-def parses(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+@dataclass(frozen=True)
+class Found:
+    """What is looked at in a file, whose tree is large and let go."""
+
+    uses: list[tuple[int, str]]
+    own: list[tuple[str, str, str]]
+    """Attributes of self and the like: the class that they stand in, if any, the whole text, and the name."""
+    defined: set[str]
+    classes: list[tuple[str, set[str], set[str]]]
+    """Each class with its bases and with what it defines."""
+
+
+def found(source: str) -> Found:
+    file = Found([], [], set(), [])
+    for top, nodes in parts(ast.parse(source)):
+        kind = top.name if isinstance(top, ast.ClassDef) else ""
+        file.uses.extend(uses(nodes))
+        file.own.extend((kind, ast.unparse(node), node.attr) for node in attributes_of_its_own(nodes))
+        file.defined.update(name for name in defined(nodes) if named(name))
+        if isinstance(top, ast.ClassDef):
+            bases = {ast.unparse(base).partition("[")[0] for base in top.bases}
+            file.classes.append((kind, bases, {name for name in defined_by(top, nodes) if named(name)}))
+    return file
 
 
 @cache
-def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
-    """All nodes of a file, which is looked through several times."""
-    return tuple(ast.walk(tree))
+def found_in(path: Path) -> Found:
+    return found(path.read_text())
 
 
-def defined(tree: ast.AST) -> Iterator[str]:
-    """Private names that a file gives to things of its own."""
-    for node in nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+def parts(tree: ast.Module) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
+    """The file and each class in it, with all nodes but those of the classes inside, and but operators and the like."""
+    tops: list[ast.AST] = [tree]
+    for top in tops:
+        nodes = [top]
+        for node in nodes:
+            for field in node._fields:
+                value = getattr(node, field)
+                for child in value if isinstance(value, list) else (value,):
+                    if isinstance(child, ast.ClassDef):
+                        tops.append(child)
+                    elif isinstance(child, ast.AST) and child._fields:
+                        nodes.append(child)
+        yield top, nodes
+
+
+def defined(nodes: list[ast.AST]) -> Iterator[str]:
+    """Names that a file gives to things of its own."""
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                yield node.id
+        elif isinstance(node, ast.Attribute):
+            if isinstance(node.ctx, ast.Store) and of_its_own(node):
+                yield node.attr
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_its_own(node):
-            yield node.attr
+
+
+def attributes_of_its_own(nodes: list[ast.AST]) -> Iterator[ast.Attribute]:
+    """Those that `uses` has, too."""
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and named(node.attr) and of_its_own(node):
+            yield node
 
 
 def of_its_own(node: ast.Attribute) -> bool:
@@ -359,9 +404,19 @@ def of_its_own(node: ast.Attribute) -> bool:
     return isinstance(value, ast.Name) and value.id in ("self", "cls")
 
 
+def defined_by(kind: ast.ClassDef, nodes: list[ast.AST]) -> Iterator[str]:
+    """What a class defines."""
+    for item in kind.body:
+        if isinstance(item, ast.FunctionDef):
+            yield item.name
+        targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+    yield from (node.attr for node in attributes_of_its_own(nodes) if isinstance(node.ctx, ast.Store))
+
+
 @cache
 def ours() -> frozenset[str]:
-    return frozenset(name for path in PACKAGE.rglob("*.py") for name in defined(parses(path)) if named(name))
+    return frozenset(name for path in PACKAGE.rglob("*.py") for name in found_in(path).defined)
 
 
 def names_of(kinds: Iterable[Any]) -> set[str]:
@@ -384,9 +439,8 @@ def bases_of_ours() -> dict[str, set[str]]:
     """The bases of each class of ours, by name."""
     bases: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
-        for node in nodes(parses(path)):
-            if isinstance(node, ast.ClassDef):
-                bases.setdefault(node.name, set()).update(ast.unparse(base).partition("[")[0] for base in node.bases)
+        for kind, own, _ in found_in(path).classes:
+            bases.setdefault(kind, set()).update(own)
     return bases
 
 
@@ -399,9 +453,9 @@ def inherited(kind: str) -> frozenset[str]:
     return frozenset(name for base in bases for name in inherited(base))
 
 
-def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def uses(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Line and name of all that may be private to a library: imports, attributes, keywords and texts that are names."""
-    for node in nodes(tree):
+    for node in nodes:
         modules: list[str] = []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -423,19 +477,19 @@ def uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def walled() -> Iterator[tuple[Path, str]]:
     for path in WALLS:
-        yield from ((path, name) for _, name in uses(parses(path)))
+        yield from ((path, name) for _, name in found_in(path).uses)
 
 
-def reaches(tree: ast.Module) -> list[str]:
+def reaches(file: Found) -> list[str]:
     """What a file takes from behind a wall, as "line: name"."""
     overrides = {name.split(".")[1] for name in OVERRIDES}
-    own = {node: theirs() for node in nodes(tree) if isinstance(node, ast.Attribute) and of_its_own(node)}
-    for kind in nodes(tree):
-        if isinstance(kind, ast.ClassDef):
-            own |= {node: inherited(kind.name) for node in ast.walk(kind) if node in own}
-    let_through = {ast.unparse(node) for node, names in own.items() if node.attr in overrides or node.attr not in names}
+    let_through = {
+        text
+        for kind, text, name in file.own
+        if name in overrides or name not in (inherited(kind) if kind else theirs())
+    }
     reached = []
-    for line, name in uses(tree):
+    for line, name in file.uses:
         last = name.rpartition(".")[2]
         library = name.split(".")[0] in LIBRARIES or last in INTERNAL_ATTRIBUTES or last in theirs()
         # A text is a name only where a library has it; an attribute is a library's wherever it is not ours.
@@ -445,32 +499,17 @@ def reaches(tree: ast.Module) -> list[str]:
     return reached
 
 
-def overridden(tree: ast.AST) -> Iterator[str]:
-    """Names of a library's class that a subclass of ours defines."""
-    for kind in nodes(tree):
-        if isinstance(kind, ast.ClassDef):
-            inner = [node for item in kind.body for node in ast.walk(item)]
-            names = [item.name for item in kind.body if isinstance(item, ast.FunctionDef)]
-            names += [
-                node.attr
-                for node in inner
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_its_own(node)
-            ]
-            for item in kind.body:
-                targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
-                names += [target.id for target in targets if isinstance(target, ast.Name)]
-            yield from set(names) & inherited(kind.name)
-
-
 def test_nobody_reaches_over_a_wall() -> None:
     paths = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in WALLS]
     assert len(paths) > 200
-    over = {str(path.relative_to(PACKAGE)): found for path in paths if (found := reaches(parses(path)))}
+    over = {str(path.relative_to(PACKAGE)): names for path in paths if (names := reaches(found_in(path)))}
     assert over == {}
 
 
 def test_our_subclasses_define_what_is_listed_and_nothing_else_of_a_library() -> None:
-    names = {name for path in PACKAGE.rglob("*.py") for name in overridden(parses(path))}
+    """Of the names of a library's class."""
+    classes = (each for path in PACKAGE.rglob("*.py") for each in found_in(path).classes)
+    names = {name for kind, _, own in classes for name in own & inherited(kind)}
     assert names == {name.split(".")[1] for name in OVERRIDES}
 
 
@@ -515,7 +554,7 @@ def test_every_name_behind_a_wall_has_a_canary() -> None:
     ],
 )
 def test_a_reach_over_a_wall_is_found(code: str) -> None:
-    assert len(reaches(ast.parse(code))) == 1
+    assert len(reaches(found(code))) == 1
 
 
 @pytest.mark.parametrize(
@@ -534,4 +573,4 @@ def test_a_reach_over_a_wall_is_found(code: str) -> None:
     ],
 )
 def test_what_is_ours_or_public_is_let_through(code: str) -> None:
-    assert reaches(ast.parse(code)) == []
+    assert reaches(found(code)) == []

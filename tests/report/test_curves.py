@@ -1,5 +1,7 @@
 """Curves show the numbers that were logged, all of them and no others."""
 
+import pytest
+
 from greenformers.report.curves import Panel, line_panels, run_curves, save
 
 LOG = [
@@ -40,6 +42,7 @@ def test_a_run_without_loss_or_without_anything() -> None:
     assert run_curves("x", [{"step": 3, "epoch": 1.0}]) is None
 
 
+@pytest.mark.usefixtures("drafts")
 def test_the_same_log_gives_the_same_bytes(tmp_path) -> None:
     for name in ("one.png", "two.png"):
         save(run_curves("mine", LOG), tmp_path / name)

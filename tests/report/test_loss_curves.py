@@ -57,6 +57,7 @@ def test_a_variant_looks_alike_in_every_panel_and_is_named_once() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["full", "linformer"]
 
 
+@pytest.mark.usefixtures("drafts")
 def test_the_same_records_give_the_same_bytes(tmp_path) -> None:
     for name in ("one.png", "two.png"):
         save(loss_curves("title", RECORDS, TASKS), tmp_path / name)

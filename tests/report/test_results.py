@@ -6,7 +6,7 @@ import pytest
 
 from greenformers.measure.record import METRICS, newest, read
 from greenformers.report.page import write
-from greenformers.report.table import markdown, sections, tables
+from greenformers.report.table import markdown, tables
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl"))
 # Of figures, of curves alone, and of a metric that only one benchmark has: pages that take no time to draw.
@@ -20,10 +20,10 @@ def test_there_are_results() -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_a_file_is_reported(path: Path, tmp_path: Path) -> None:
     records = read(path)
-    for some in (records, newest(records)):
+    latest = newest(records)
+    for some in [records] if latest == records else [records, latest]:
         table = markdown(some)
         assert tables(some, 120)
         assert all(METRICS[record.metric].label in table for record in some if not record.setting.keys() & {"step"})
-        assert sections(some)
-    page = write(newest(records), tmp_path, drawn=None if path.stem in DRAWN else [], tabulated=newest(records))
+    page = write(latest, tmp_path, drawn=None if path.stem in DRAWN else [], tabulated=latest)
     assert "<table>" in page.read_text()

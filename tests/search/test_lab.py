@@ -1,6 +1,8 @@
 """What a lab judges recipes by: pairs with scores by how they are ranked, beside the model as it is."""
 
 import copy
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.search.lab import Lab, Ready
+from greenformers.search.trials import Trial
 
 
 def encoder() -> PreTrainedModel:
@@ -51,9 +54,11 @@ def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: P
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.1 * parameter.std() * torch.randn_like(parameter))
-    lost = lab.trial((1,), 0, lambda: other).lost
-    assert lost == pytest.approx(1 - spearmanr(cosines(other, scores), own)[0], abs=1e-4)
-    assert lost > 1e-3
+    trial = lab.trial((1,), 0, lambda: other)
+    assert trial.lost == pytest.approx(1 - spearmanr(cosines(other, scores), own)[0], abs=1e-4)
+    assert trial.interval is not None
+    assert 0 < trial.interval[0] < trial.lost < trial.interval[1] < 1
+    assert Trial.of(json.loads(json.dumps(asdict(trial)))) == trial
     turned = Texts("pairs", segments, labels=(-own).tolist())
     with pytest.raises(ValueError, match=r"pairs cannot judge changes: the model as it is has a spearman of -100 on"):
         Lab(model, reader, turned, Given(), tmp_path).own_quality  # noqa: B018
@@ -73,7 +78,14 @@ def test_what_rounds_is_timed_beside_the_model_rounded_alike(rounding: Change, t
             return next(own_speeds)
         return 1.5
 
-    lab = Lab(model, reader, Texts("texts", sentences(8)), Given(calibration=batches), tmp_path, faster=faster)
+    lab = Lab(
+        model,
+        reader,
+        Texts("texts", [(text,) for text in sentences(8)]),
+        Given(calibration=batches),
+        tmp_path,
+        faster=faster,
+    )
     names = {id(lab.own): "the model as it is"}
     small = lab.made((Layers(1),))
     assert lab.speed(small) == 1.5
@@ -86,8 +98,8 @@ def test_what_rounds_is_timed_beside_the_model_rounded_alike(rounding: Change, t
 
 def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
     model = encoder()
-    lab = Lab(model, Reader.of(model, tokenizer("bert"), 16), Texts("texts", sentences(8)), Given(), tmp_path,
-              faster=lambda *_: 2.0)  # fmt: skip
+    texts = Texts("texts", [(text,) for text in sentences(8)])
+    lab = Lab(model, Reader.of(model, tokenizer("bert"), 16), texts, Given(), tmp_path, faster=lambda *_: 2.0)
     bad = copy.deepcopy(model)
     next(bad.parameters()).data.fill_(float("nan"))
     trial = lab.trial((1,), 0, lambda: bad)

@@ -41,8 +41,8 @@ def space(digits):
 
 def test_every_network_of_it_can_be_and_none_comes_twice(space, digits):
     draw = random.Random(0)
-    rows = {space.drawn(draw) for _ in range(12)}
-    rows |= {space.mutated(space.start, draw) for _ in range(12)}
+    rows = {space.drawn(draw) for _ in range(6)}
+    rows |= {space.mutated(space.start, draw) for _ in range(6)}
     seen = []
     for genes in rows:
         settings = space.settings(genes)
@@ -91,7 +91,7 @@ def test_a_way_to_train_low_rank_layers_goes_with_them():
 
 
 def test_the_first_trainings_have_steps_for_dense_layers_and_low_rank_ones(tmp_path):
-    job = NetworkJob(Bound(lose=0.03), vary=("rank",))
+    job = NetworkJob(Bound(lose=0.03), vary=("rank",), attentions=("full",))
     for way, rungs in (("adamw", (1, 5)), ("dense_first", (2, 5))):
         base = Settings(variant="lrt", low_rank_training=way, steps=5, limit=200, layers=1)
         assert _prepared(base, tmp_path, job, lambda *_: None, Others())[0].plan.rungs == rungs
@@ -227,7 +227,7 @@ def test_images_are_judged_by_some_of_the_training_images(digits):
 
 def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
     few = with_validation(Settings(limit=120).task().objective)
-    space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",))
+    space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",), ("full",))
     lab = NetworkLab(space, few, 0, least=2.0)
     depths = {space.settings((at,)).layers: (at,) for at in range(len(space.values["layers"]))}
     one, most = depths[min(depths)], depths[max(depths)]
@@ -248,7 +248,7 @@ def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
 
 def test_what_has_no_loss_any_more_is_refused(monkeypatch):
     few = with_validation(Settings(limit=120).task().objective)
-    space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",))
+    space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",), ("full",))
     lab = NetworkLab(space, few, 0)
     other = next((at,) for at in range(len(space.values["layers"])) if (at,) != space.start)
     monkeypatch.setattr(lab, "speed_up", lambda *_: 2.0)
@@ -314,11 +314,13 @@ def test_likeliest_are_the_first(choices):
     assert likeliest(choices, shares)[0] == (0, 2, 0)
 
 
-def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, tmp_path):
+def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, monkeypatch, tmp_path):
     tries = Tries(Trials(tmp_path / "trials.jsonl"))
     few = with_validation(Settings(limit=120).task().objective)
-    space = NetworkSpace.of(replace(choices.base, layers=3, hidden=32), few, ("layers",))
-    search = Hurdles(space, NetworkLab(space, few, 0), NetworkPlan(Bound(faster=3.0), (30,), 60.0, 0), tries)
+    space = NetworkSpace.of(replace(choices.base, layers=3, hidden=32), few, ("layers",), ("full",))
+    lab = NetworkLab(space, few, 0)
+    monkeypatch.setattr(lab, "trained", lambda genes, *_: (lab.network(genes), 50.0))  # judged elsewhere
+    search = Hurdles(space, lab, NetworkPlan(Bound(faster=3.0), (30,), 60.0, 0), tries)
     by_one_shot(search, tmp_path)
     (trial,) = tries.trials.seen
     assert space.settings(trial.genes).layers < 3

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.collections import LineCollection
 from rich.console import Console
 from test_searching import SPACE, KnownLab, searched
 from typer.main import get_command
@@ -45,7 +46,7 @@ def test_the_table_is_the_front_with_the_best_marked(outcome: Outcome) -> None:
     table, top = page_of.front_table(outcome, "openvino"), front(outcome.search.trials.done())
     columns = [list(column.cells) for column in table.columns]
     assert columns[1] == [f"{trial.speed:.2f}" for trial in top]
-    assert [columns[4][place] for place, mark in enumerate(columns[0]) if mark] == [
+    assert [columns[5][place] for place, mark in enumerate(columns[0]) if mark] == [
         page_of.recipe_words(outcome.search, outcome.best)
     ]
     out = io.StringIO()
@@ -201,6 +202,18 @@ def test_the_area_of_a_mark_is_the_size_of_the_model() -> None:
     assert legend is not None
     texts = [text.get_text() for text in legend.get_texts()]
     assert texts[-2:] == ["size on disk: as before", "size on disk: a quarter"]
+
+
+def test_upright_lines_are_the_intervals_of_the_front() -> None:
+    first = Trial((0,), 0, 2.0, 0.01, 1.0, interval=(0.005, 0.02))
+    beaten, not_known = Trial((1,), 0, 1.9, 0.05, 1.0, interval=(0.04, 0.06)), Trial((2,), 0, 1.0, 0.0, 1.0)
+    drawn = page_of.front_figure(
+        {"as they are": [first, beaten, not_known]}, first, Bound(lose=0.02), "name", title="", along="", sized=""
+    )
+    (axes,) = drawn.axes
+    (lines,) = [own for own in axes.collections if own.get_label() == "95 % interval"]
+    assert isinstance(lines, LineCollection)
+    assert [line.tolist() for line in lines.get_segments()] == [[[2.0, 98.0], [2.0, 99.5]]]
 
 
 def test_a_trial_in_a_line_says_how_far_the_search_is(tmp_path: Path) -> None:

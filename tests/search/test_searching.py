@@ -67,6 +67,14 @@ def whole(tmp_path_factory):
     return searched(tmp_path_factory.mktemp("whole"), Bound(lose=0.02))
 
 
+@pytest.fixture(scope="module")
+def chosen(whole, tmp_path_factory):
+    """A copy of this search, and the recipe that it heals in full, with the steps."""
+    search = deepcopy(whole)
+    search.trials.path = tmp_path_factory.mktemp("chosen") / "trials.jsonl"
+    return search, search.in_full()
+
+
 @pytest.fixture
 def few(monkeypatch):
     """Few generations of what is proposed: for tests that do not ask how good it is."""
@@ -100,7 +108,7 @@ def test_it_is_better_than_as_many_recipes_by_chance(bound, tmp_path):
     assert sum(ours for ours, _ in merits) > sum(theirs for _, theirs in merits)
 
 
-def test_healing_goes_by_hurdles_and_ends_with_one_in_full(whole):
+def test_healing_goes_by_hurdles_and_ends_with_one_in_full(whole, chosen):
     search, bound = whole, whole.plan.bound
     lower, upper = (search.trials.done(steps) for steps in HURDLES)
     assert len(lower) > len(upper) >= 2
@@ -111,17 +119,16 @@ def test_healing_goes_by_hurdles_and_ends_with_one_in_full(whole):
     hoped = search.expected(lower)  # of what is left to each
     merits = {trial.genes: bound.merit(trial.speed, trial.lost, STRICT) for trial in hoped}
     assert mean(merits[genes] for genes in passed) > mean(merits.values())
-    genes, steps = search.in_full()
+    _, (genes, steps) = chosen
     assert steps > HURDLES[-1]
     speed, lost = KnownLab.figures(genes, steps)
     assert speed > best_of_all(bound).speed
     assert lost <= 1.3 * 0.02, "the loss in full is foreseen"
 
 
-def test_where_healing_in_full_brought_little_another_recipe_is_next(whole, tmp_path):
-    search = deepcopy(whole)
+def test_where_healing_in_full_brought_little_another_recipe_is_next(chosen, tmp_path):
+    search, (genes, steps) = deepcopy(chosen)
     search.trials.path = tmp_path / "trials.jsonl"  # what is added here is of this test alone
-    genes, steps = search.in_full()
     before = search.trials.of(genes, 0) or Trial(genes, 0, *KnownLab.figures(genes, 0))
     assert before.lost > 0.02
     search.trials.add(Trial(genes, steps, before.speed, before.lost, smaller=1.0, seconds=1.0))
@@ -259,10 +266,9 @@ def test_a_recipe_has_one_speed_however_often_it_is_timed(tmp_path):
     assert Bound(faster=3.0).nearest(trials.done()).steps == 1000
 
 
-def test_what_cannot_be_made_in_full_is_given_up_for_another(whole, tmp_path):
-    search = deepcopy(whole)
+def test_what_cannot_be_made_in_full_is_given_up_for_another(chosen, tmp_path):
+    search, (genes, steps) = deepcopy(chosen)
     search.trials.path = tmp_path / "trials.jsonl"
-    genes, steps = search.in_full()
     assert search.begin(genes, steps)
     search.trials.end()
     search.trials.give_up(genes, steps, "it diverged", 1.0)
@@ -273,6 +279,7 @@ def test_what_cannot_be_made_in_full_is_given_up_for_another(whole, tmp_path):
     assert again.on_disk(genes, steps).refused == "it diverged"
 
 
+@pytest.mark.usefixtures("few")
 def test_nothing_is_healed_where_the_fewest_steps_take_too_long(tmp_path):
     class Slow(KnownLab):
         step_seconds = 100.0
@@ -308,6 +315,22 @@ def test_merit_is_what_is_asked_for_less_what_is_beyond_the_bound():
     faster = Bound(faster=2.0)
     assert faster.merit(2.0, 0.01) == faster.merit(9.0, 0.01) > faster.merit(2.0, 0.02)
     assert faster.merit(1.9, 0.01) < faster.merit(2.0, 0.01)
+
+
+def test_what_is_healed_in_full_is_worth_the_time():
+    bound = Bound(lose=0.01)
+    best, safe, bold = (
+        Trial((at,), 0, speed, lost) for at, speed, lost in ((0, 2.0, 0.008), (1, 2.2, 0.005), (2, 4.0, 0.012))
+    )
+    assert bound.hoped(best, [safe, bold], 0.3) == bold, "0.29 x log 2 of gain, and 0.98 x log 1.1"
+    assert bound.hoped(best, [safe, bold], 0.05) == safe, "where it is known better, 0.012 is beyond the bound"
+    slow, hopeless = Trial((3,), 0, 1.9, 0.001), Trial((4,), 0, 9.0, 0.03)
+    assert bound.hoped(best, [slow, hopeless], 0.3) == best
+    beyond = Trial((5,), 0, 3.0, 0.05)
+    assert bound.hoped(beyond, [hopeless], 0.3) == hopeless, "what is nearest, where nothing keeps to the bound"
+    assert bound.hoped(beyond, [safe, hopeless], 0.3) == safe
+    speed = Bound(faster=2.0)
+    assert speed.hoped(best, [safe, bold, slow], 0.3) == safe, "the least loss of what is fast enough"
 
 
 @pytest.mark.parametrize(

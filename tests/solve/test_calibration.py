@@ -158,7 +158,7 @@ def test_an_encoder_decoder_has_two_paddings_of_one_shape(name: str, monkeypatch
 @pytest.mark.parametrize("solver", CALIBRATED)
 def test_statistics_in_portions_are_the_same(solver: str) -> None:
     def state(memory: float) -> dict[str, Tensor]:
-        model = network("bert")
+        model = network("bert", num_hidden_layers=1)
         factorise(
             model, UNIFORM, solver=solver, calibration=[inputs("bert"), inputs("bert", 3, 5)], select=everything,
             multiple=2, memory=memory,

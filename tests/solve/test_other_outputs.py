@@ -163,6 +163,30 @@ def switching() -> nn.Module:
     return transformers.SwitchTransformersForConditionalGeneration(config).eval()
 
 
+class Chooses(nn.Module):
+    """A second layer for the rows of which the first gives a positive number, as an expert for what is routed to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.first(x)
+        some = y[:, 0] > 0
+        return y.index_put((some,), self.second(y[some])) if some.any() else y
+
+
+def test_a_layer_that_some_batches_do_not_reach() -> None:
+    model = Chooses().eval()
+    batches = [torch.randn(50, 32) for _ in range(4)]
+    batches[2] = batches[2][model.first(batches[2])[:, 0] < -0.3]
+    greenformers.compress(model, Bits(4, group=16), calibration=batches)
+    assert model(batches[0]).isfinite().all()
+    with pytest.raises(ValueError, match="second: it reads other positions once the layers before it are changed"):
+        greenformers.compress(Chooses(), LowRank(keep=0.4, solver="sequential", multiple=1), calibration=batches)
+
+
 def test_experts_that_some_batches_do_not_reach() -> None:
     batches = [
         {"input_ids": torch.randint(3, 53, (1, 5)), "decoder_input_ids": torch.randint(3, 53, (1, 3))} for _ in range(4)

@@ -12,10 +12,10 @@ BLANK = 0
 
 def best_of_all(log_p, tokens):
     """The likeliest path that spells a text, by trying every path of tokens and blanks."""
-    best, path = -torch.inf, None
-    for places in product(sorted({BLANK, *tokens}), repeat=len(log_p)):
+    rows, best, path = log_p.tolist(), -torch.inf, None
+    for places in product(sorted({BLANK, *tokens}), repeat=len(rows)):
         spelt = [token for before, token in zip((None, *places), places, strict=False) if token != before]
-        score = sum(log_p[place, token].item() for place, token in enumerate(places))
+        score = sum(row[token] for row, token in zip(rows, places, strict=True))
         if [token for token in spelt if token != BLANK] == list(tokens) and score > best:
             best, path = score, places
     return best, path

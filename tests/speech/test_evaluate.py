@@ -1,6 +1,7 @@
 """Runs scored side by side: what they wrote, how wrong it is, how large and how fast they are."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,15 @@ pytest.importorskip("jiwer", reason="the speech extra is not installed")
 
 SEARCH = Search(width=2, longest=9)
 TEST = TEXTS[5:]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_draws() -> Iterator[None]:
+    """Intervals are of 100 drawn corpora: to draw 2,000 takes most of the time of an evaluation."""
+    with pytest.MonkeyPatch.context() as patch:
+        for function in (bootstrap, bootstrap_difference):
+            patch.setitem(function.__kwdefaults__, "draws", 100)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -181,15 +181,14 @@ def test_evaluation_is_the_loss_a_character_whatever_the_batch(folder, given):
         by_hand += (-logits.double().log_softmax(-1)[0].gather(1, labels[0, :, None])).flatten().tolist()
     expected = sum(by_hand) / len(by_hand)
     assert len(by_hand) == sum(len(text) + 1 for text in TEXTS[:5])
+    recogniser = Recogniser(model, task.tokenizer, Search(width=1))
+    pairs = [task.objective.recordings.sound("valid", index, source()) for index in range(5)]
+    errors = error_rates([recogniser.texts([waveform])[0] for waveform, _ in pairs], [text for _, text in pairs])
     model.train()
-    for batch_size in (1, 2, 5):
+    for batch_size in (2, 5):
         scores = task.objective.evaluate(model, "valid", batch_size)
         rates = {name: scores.pop(name) for name in ("cer", "wer")}
         assert scores == pytest.approx({"loss": expected, "perplexity": math.exp(expected)}, rel=1e-4)
-        recogniser = Recogniser(model, task.tokenizer, Search(width=1))
-        pairs = [task.objective.recordings.sound("valid", index, source()) for index in range(5)]
-        written = [recogniser.texts([waveform])[0] for waveform, _ in pairs]
-        errors = error_rates(written, [text for _, text in pairs])
         assert rates == pytest.approx({name: errors[name] for name in rates})
     assert model.training
 

@@ -63,8 +63,9 @@ def settings(folder: Path, **given) -> SpeechSettings:
 
 
 def finished(out: Path, folder: Path, **given) -> Path:
-    """The folder of a run that has ended."""
-    run.start(out, settings(folder, **given), QUIET)
+    """The folder of a run that has ended, which is evaluated and saved in the end alone if nothing else is given."""
+    steps = given.get("steps", SMALL["steps"])
+    run.start(out, settings(folder, **{"evaluate_every": steps, "save_every": steps} | given), QUIET)
     return out
 
 

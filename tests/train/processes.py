@@ -68,10 +68,13 @@ class Forked:
 
 def _command(words: list[str], printed: str, environment: dict[str, object]) -> None:
     """`python -m greenformers` with these words, in a process that is there already."""
+    from matplotlib.figure import Figure
+
     from greenformers import cli
     from greenformers.report import plot
 
     plot.DPI = 20  # nobody looks at the curves of these runs
+    Figure.draw_without_rendering = lambda _: None  # type: ignore[method-assign]
     os.environ |= {name: str(value) for name, value in environment.items()}
     into(printed)
     sys.argv = ["greenformers", *words]

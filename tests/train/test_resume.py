@@ -18,7 +18,7 @@ from greenformers.train.seq2seq import Seq2Seq
 QUIET = Console(quiet=True)
 STORY = "the cat sat on the mat and the dog sat on the cat until the mat was flat\n" * 20
 SIZES = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 20, "num_hidden_layers": 2, "rank": 3}
-STEPS, SAVE_EVERY = 11, 3
+STEPS, FEWER, SAVE_EVERY = 11, 6, 3
 
 
 def objective(name: str):
@@ -53,13 +53,13 @@ class StopAt(TrainerCallback):
             raise KilledError
 
 
-def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, slots=None, **options):
+def run(name: str, folder: Path, stop: int | None = None, *, resume: bool = False, slots=None, steps=STEPS, **options):
     # Other weights than those of the run before: what is resumed must come from the checkpoint alone.
     torch.manual_seed(1 if resume else 0)
     task = objective(name)
     model = task.build(task.config(**SIZES | (slots or {})))
     schedule = Schedule(
-        steps=STEPS, batch_size=6, learning_rate=0.01, save_every=SAVE_EVERY, evaluate_every=4, log_every=2, **options
+        steps=steps, batch_size=6, learning_rate=0.01, save_every=SAVE_EVERY, evaluate_every=4, log_every=2, **options
     )
     callbacks = () if stop is None else (StopAt(stop),)
     history = fit(model, task, schedule, label="", console=QUIET, folder=folder, resume=resume, callbacks=callbacks)
@@ -96,11 +96,11 @@ DEPTHS = {
 )
 def test_to_the_bit_where_each_position_has_its_depth(name: str, options: str, tmp_path: Path) -> None:
     depth = "universal" if options == "universal" else "adaptive"
-    slots = {"depth": depth, "num_hidden_layers": 4, "depth_options": DEPTHS[options]}
-    expected, history = run(name, tmp_path / "whole", slots=slots)
+    given = {"slots": {"depth": depth, "num_hidden_layers": 4, "depth_options": DEPTHS[options]}, "steps": FEWER}
+    expected, history = run(name, tmp_path / "whole", **given)
     with pytest.raises(KilledError):
-        run(name, tmp_path / "stopped", 5, slots=slots)
-    found, resumed = run(name, tmp_path / "stopped", resume=True, slots=slots)
+        run(name, tmp_path / "stopped", 5, **given)
+    found, resumed = run(name, tmp_path / "stopped", resume=True, **given)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 
@@ -118,19 +118,20 @@ KINDS = {
     [
         ("texts", "switch"),
         ("causal", "switch"),
-        ("seq2seq", "switch"),
         ("causal", "lite"),
         ("seq2seq", "lite"),
         ("masked", "evolved"),
         ("seq2seq", "evolved"),
         ("causal", "independent"),
+        ("seq2seq", "switch"),
     ],
 )
 def test_to_the_bit_with_experts_and_blocks(name: str, kind: str, tmp_path: Path) -> None:
-    expected, history = run(name, tmp_path / "whole", slots=KINDS[kind])
+    given = {"slots": KINDS[kind], "steps": FEWER}
+    expected, history = run(name, tmp_path / "whole", **given)
     with pytest.raises(KilledError):
-        run(name, tmp_path / "stopped", 5, slots=KINDS[kind])
-    found, resumed = run(name, tmp_path / "stopped", resume=True, slots=KINDS[kind])
+        run(name, tmp_path / "stopped", 5, **given)
+    found, resumed = run(name, tmp_path / "stopped", resume=True, **given)
     assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 

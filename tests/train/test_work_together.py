@@ -4,11 +4,13 @@ import json
 import os
 import random
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from command_line import run
 from models import folder, sentences
 from processes import Forked, finish, kill
 from torch import Tensor
@@ -18,6 +20,8 @@ from greenformers.arena.protocol import TASKS, drawn_folder
 from greenformers.data import listops
 from greenformers.solve.calibrate import Sums
 from greenformers.solve.share import Share, anywhere, check_share, first
+
+pytestmark = pytest.mark.usefixtures("drafts")
 
 RECIPES = {
     "loss": ["--change", "low_rank keep=0.6 solver=loss multiple=1"],
@@ -41,8 +45,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compressed(home: Path, model: str, out: Path, processes: int, *words: str) -> Path:
     command = ["compress", str(home / model), "--calibrate", str(home / "texts.txt"), "--out", str(out), *words]
     command += [] if "--from-disk" in words else ["--lengths", ""]
-    printed = finish(Forked(command, out.with_name(f"{out.name}.txt"), processes))
-    assert printed.count("model: ") == 1  # the first process alone has something to say
+    printed = out.with_name(f"{out.name}.txt")
+    if processes > 1:
+        finish(Forked(command, printed, processes))
+    else:  # in this one
+        with pytest.MonkeyPatch.context() as patch, printed.open("w") as file, redirect_stdout(file):
+            assert run(patch, *command) == 0
+    assert printed.read_text().count("model: ") == 1  # the first process alone has something to say
     assert sorted(path.name for path in out.parent.iterdir() if path.name.startswith(out.name)) == [
         out.name, f"{out.name}.txt",
     ]  # fmt: skip

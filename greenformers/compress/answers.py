@@ -1,0 +1,172 @@
+"""What a model answers to examples, by kind of model: its scores, and by how much they differ from another model's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from greenformers.measure.correlation import spearman
+from greenformers.measure.quality import paired_difference
+from greenformers.measure.recognition import bootstrap_difference
+from greenformers.measure.translation import bleu_difference, translation_scores
+
+RESAMPLES = 2000
+
+Score = tuple[float, list[float] | None]
+"""A value, and the 95 % interval of its difference from another model's, if there is one."""
+
+
+class Answers(Protocol):
+    """What a model answers to some examples."""
+
+    def scores(self, beside: Any = None) -> dict[str, Score]:
+        """Scores by metric.
+
+        Args:
+            beside: Answers of another model of the kind to the same examples.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Embeddings, judged by how near they are to another model's, and those of pairs by the order of their cosines.
+
+    Attributes:
+        rows: Embeddings (examples, d) at unit length; the two of a pair stand beside each other.
+        scored: Scores of the pairs; None for examples that are no pairs.
+    """
+
+    rows: Tensor
+    scored: np.ndarray | None = None
+
+    @property
+    def cosines(self) -> np.ndarray:
+        """The cosine of each pair."""
+        cosines: np.ndarray = (self.rows[::2] * self.rows[1::2]).sum(-1).numpy()
+        return cosines
+
+    def scores(self, beside: "Embedded | None" = None) -> dict[str, Score]:
+        """Cosines to the other rows, and Spearman's correlation of those of pairs with their scores."""
+        other = (beside or self).rows
+        scores: dict[str, Score] = {}
+        # A narrower model's embeddings have no coordinates in common with these.
+        if self.rows.shape == other.shape:
+            scores["cosine"] = ((self.rows * other).sum(-1).double().mean().item(), None)
+        if self.scored is not None:
+            interval = None if beside is None else spearman_difference(self.cosines, beside.cosines, self.scored)
+            scores["spearman"] = (100 * spearman(self.cosines, self.scored), interval)
+        return scores
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Classes of examples.
+
+    Attributes:
+        right: Which are right (examples,).
+    """
+
+    right: Tensor
+
+    def scores(self, beside: "Classified | None" = None) -> dict[str, Score]:
+        """The accuracy, in percent."""
+        interval = None if beside is None else list(paired_difference(self.right, beside.right)[1:])
+        return {"accuracy": (100 * self.right.double().mean().item(), interval)}
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Tokens foreseen.
+
+    Attributes:
+        losses: Cross-entropy of the tokens of each text together (texts,), in nats.
+        tokens: How many they are (texts,).
+    """
+
+    losses: np.ndarray
+    tokens: np.ndarray
+
+    def scores(self, beside: "Predicted | None" = None) -> dict[str, Score]:
+        """The perplexity; texts without tokens say nothing."""
+        read = np.flatnonzero(self.tokens)  # a text may have none
+        own, tokens = self.losses[read], self.tokens[read]
+        interval = None
+        if beside is not None and len(read) > 1:
+            other = beside.losses[read]
+            interval = _interval(
+                len(read), lambda at: exp(own[at].sum() / tokens[at].sum()) - exp(other[at].sum() / tokens[at].sum())
+            )
+        return {"perplexity": (exp(own.sum() / tokens.sum()), interval)}
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Translations.
+
+    Attributes:
+        texts: What was written for each example.
+        references: What should have been.
+    """
+
+    texts: Sequence[str]
+    references: Sequence[str]
+
+    def scores(self, beside: "Translated | None" = None) -> dict[str, Score]:
+        """BLEU."""
+        interval = None if beside is None else bleu_difference(self.texts, beside.texts, self.references)
+        return {"bleu": (translation_scores(self.texts, self.references)["bleu"], interval)}
+
+
+@dataclass(frozen=True)
+class Transcribed:
+    """Transcripts.
+
+    Attributes:
+        wrong: Edits of words that make each the reference (examples,).
+        words: Words of each reference (examples,).
+    """
+
+    wrong: Tensor
+    words: Tensor
+
+    def scores(self, beside: "Transcribed | None" = None) -> dict[str, Score]:
+        """The word error rate, in percent."""
+        interval = None
+        if beside is not None and len(self.wrong) > 1:
+            interval = list(bootstrap_difference(self.wrong, beside.wrong, self.words))
+        return {"wer": (100 * float(self.wrong.sum() / self.words.sum()), interval)}
+
+
+@dataclass(frozen=True)
+class Several:
+    """Answers of several kinds to the same examples.
+
+    Attributes:
+        kinds: The answers of each kind.
+    """
+
+    kinds: Sequence[Answers]
+
+    def scores(self, beside: "Several | None" = None) -> dict[str, Score]:
+        """The scores of each kind."""
+        others = [None] * len(self.kinds) if beside is None else beside.kinds
+        scores: dict[str, Score] = {}
+        for own, other in zip(self.kinds, others, strict=True):
+            scores |= own.scores(other)
+        return scores
+
+
+def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
+    """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
+    return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - spearman(b[at], scores[at])), seed)
+
+
+def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int = 0) -> list[float]:
+    """The 95 % bootstrap interval of a difference on so many examples."""
+    draw = np.random.default_rng(seed)
+    low, high = np.quantile([difference(draw.integers(0, count, count)) for _ in range(RESAMPLES)], [0.025, 0.975])
+    return [float(low), float(high)]
