@@ -56,6 +56,7 @@ class Worker:
         answer = self._process.stdout.readline()
         time.sleep(GAP)
         if not answer:
+            self._process.wait()  # until then what it says last may not be written
             raise RuntimeError((self._given[2].read_text().splitlines() or ["it ended without a word"])[-1])
         return json.loads(answer)
 

@@ -79,7 +79,7 @@ class Heal(Change):
     adapters: int | None = option(
         None,
         "After bits, learn nothing but products of two narrow weights of this rank, beside linear layers of few bits, "
-        "where weights fit in memory and their gradients do not.",
+        "where two dense networks fit in memory and the gradients of one do not.",
     )  # fmt: skip
     shard: bool = option(False, "Spread weights and optimiser state over several processes (FSDP).", "--heal-shard")
     precision: str = option(

@@ -55,7 +55,10 @@ class Embedded:
         scores: dict[str, Score] = {}
         # A narrower model's embeddings have no coordinates in common with these.
         if self.rows.shape == other.shape:
-            scores["cosine"] = ((self.rows * other).sum(-1).double().mean().item(), None)
+            near = (self.rows * other).sum(-1).double().numpy()
+            # The other model's own are all 1.
+            interval = None if beside is None else _interval(len(near), lambda at: near[at].mean() - 1)
+            scores["cosine"] = (float(near.mean()), interval)
         if self.scored is not None:
             interval = None if beside is None else spearman_difference(self.cosines, beside.cosines, self.scored)
             scores["spearman"] = (100 * spearman(self.cosines, self.scored), interval)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from greenformers import _extras
 
+AT_ONCE = 2**20
+"""Utterances that are drawn at once."""
+
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """Error rates of transcripts, of all utterances of a corpus together.
@@ -112,12 +115,12 @@ def bootstrap(
     wrong, written = edits.double(), lengths.double()
     if groups is not None:
         wrong, written = _summed(wrong, groups), _summed(written, groups)
-    source = torch.Generator().manual_seed(seed)
-    rates = torch.empty(draws, dtype=torch.float64)
-    for draw in range(draws):
-        chosen = torch.randint(len(wrong), (len(wrong),), generator=source)
-        rates[draw] = 100 * wrong[chosen].sum() / written[chosen].sum()
-    low, high = rates.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    source, rates = torch.Generator().manual_seed(seed), []
+    at_once = max(1, AT_ONCE // len(wrong))
+    for first in range(0, draws, at_once):
+        chosen = torch.randint(len(wrong), (min(at_once, draws - first), len(wrong)), generator=source)
+        rates.append(100 * wrong[chosen].sum(1) / written[chosen].sum(1))
+    low, high = torch.cat(rates).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
 

@@ -175,7 +175,8 @@ def rows(section: Section, columns: Sequence[str]) -> list[Row]:
 def legend(sections: Sequence[Section]) -> list[str]:
     """The meaning of the signs in the table, as sentences."""
     records = [record for section in sections for record in section.cells.values()]
-    changes = [cell.change for section in sections for row in rows(section, variants(sections)) for cell in row.cells]
+    names = variants(sections)
+    changes = [cell.change for section in sections for row in rows(section, names) for cell in row.cells]
     notes = []
     if baselines := list(dict.fromkeys(section.baseline for section in sections if section.baseline)):
         if any(record.ratio is not None for record in records):
@@ -281,7 +282,10 @@ def change(section: Section, record: Record) -> Cell:
 
 def interval(record: Record) -> str:
     """The confidence interval of the difference as text, in the unit of the record; a dash where there is none."""
-    return f"{record.interval[0]:+.1f} to {record.interval[1]:+.1f}" if record.interval else "–"
+    if not record.interval:
+        return "–"
+    digits = 1 if max(map(abs, record.interval)) >= 1 else 3  # of cosines all lies behind the point
+    return " to ".join(f"{end:+.{digits}f}" for end in record.interval)
 
 
 def reference(record: Record) -> float:

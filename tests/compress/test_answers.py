@@ -50,6 +50,16 @@ def test_narrower_embeddings_are_judged_by_their_pairs_alone() -> None:
     assert interval[0] < value - Embedded(rows, scored).scores()["spearman"][0] < interval[1]
 
 
+def test_a_mean_cosine_has_an_interval_of_what_it_is_below_one() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(50, 8, generator=draw), dim=1)
+    other = torch.nn.functional.normalize(rows + 0.1 * torch.randn(50, 8, generator=draw), dim=1)
+    value, interval = Embedded(other).scores(Embedded(rows))["cosine"]
+    assert interval is not None
+    assert -0.1 < interval[0] < value - 1 < interval[1] < 0
+    assert Embedded(rows).scores()["cosine"] == (pytest.approx(1), None)
+
+
 @pytest.mark.parametrize(("family", "head"), [("gpt2", "GPT2LMHeadModel"), ("bert", "BertForMaskedLM")])
 def test_language_models_have_an_interval_beside_the_original(family: str, head: str) -> None:
     model, other = network(family, head), network(family, head)

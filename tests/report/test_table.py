@@ -202,6 +202,12 @@ def test_four_variants_are_one_table_in_100_columns():
     assert "times better than transformer" in text
 
 
+def test_intervals_of_cosines_have_digits_behind_the_point() -> None:
+    record = Record.of("cosine", 0.98, benchmark="b", variant="v", setting={"texts": "t"}, interval=[-0.0213, -0.0188])
+    assert table.interval(record) == "-0.021 to -0.019"
+    assert table.interval(replace(record, interval=None)) == "–"
+
+
 def test_what_does_not_fit_goes_below_with_the_baseline():
     assert len(table.tables(sample(), 120)) == 1
     _, second = table.tables(sample(), 100)
