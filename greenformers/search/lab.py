@@ -28,9 +28,9 @@ from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
 from greenformers.checkpoint.files import line
-from greenformers.compress.answers import Answers
+from greenformers.compress.answers import Answers, Embedded
 from greenformers.compress.apply import apply
-from greenformers.compress.quality import answers, as_ranked_by, check_examples
+from greenformers.compress.quality import answers, check_examples
 from greenformers.compress.side_by_side import subjects_of
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
@@ -174,7 +174,7 @@ class Lab:
             raise
         except Exception as error:
             return Trial(genes, steps, refused=line(error))
-        before = original.scores()[metric][0]
+        before = 100.0 if self.ranks else self.own_quality[1]  # it ranks pairs as it does itself
         low, high = sorted(1 - share_kept(metric, before, before + end) for end in difference or (0.0, 0.0))
         gain = self._rounded[rounding].speeds[-1] if rounding else 1.0
         return Trial(
@@ -252,8 +252,10 @@ class Lab:
         if not self.ranks:
             return self.examples, self._own_answers
         assert isinstance(self.examples, Texts)
-        ranked = as_ranked_by(self.original, self.examples, self.reader)
-        return ranked, answers(self.original, ranked, self.reader)
+        own = self._own_answers if self.runtime == TORCH else answers(self.original, self.examples, self.reader)
+        assert isinstance(own, Embedded)
+        cosines = own.cosines
+        return replace(self.examples, labels=cosines.tolist()), replace(own, scored=cosines)
 
     def _ready(self, model: PreTrainedModel, name: str) -> Ready:
         if self.runtime == TORCH:
