@@ -21,7 +21,7 @@ from greenformers.changes._recorded import recordable
 from greenformers.changes._student import ATTENDING, DivergedError, Student
 from greenformers.changes._teacher_cache import Ask, Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
-from greenformers.train.bf16 import Precision
+from greenformers.train.bf16 import EIGHTS, Precision
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective
@@ -109,6 +109,8 @@ def heal(
         replace=replace,
         precision=precision,
     )
+    if precision == "bf16" and next(model.parameters()).device.type == "cpu":
+        examples.multiple = EIGHTS
     before = {name: x.clone() for name, x in model.state_dict().items()}
     modes = [(part, part.training) for part in model.modules()]
     try:
@@ -230,6 +232,9 @@ class Distillation(Objective):
         rows: The examples as the network reads them.
         schedule: Schedule whose batch size the number of examples is checked against.
 
+    Attributes:
+        multiple: Number of which the lengths of batches of texts are multiples.
+
     Raises:
         ValueError: There are fewer than 2 examples, or too few for a batch.
     """
@@ -239,6 +244,7 @@ class Distillation(Objective):
     splits: ClassVar[tuple[str, ...]] = ("train", "valid")
     partial: ClassVar[bool] = True  # poolers, say, of which the loss compares nothing
     taught: TeacherCache | Asked | None
+    multiple: int = 1
 
     def __init__(self, rows: Rows, schedule: Schedule | None = None) -> None:
         if len(rows) < 2:
@@ -327,12 +333,12 @@ class Distillation(Objective):
 
         def ask(places: Sequence[int]) -> dict[str, list[Tensor]]:
             counts = {name: [self._rows(count, at) for at in places] for name, count in needed.items()}
-            return student.ask(self.all.collate([self.all[at] for at in places]), counts, precision)
+            return student.ask(self.all.collate([self.all[at] for at in places], self.multiple), counts, precision)
 
         return ask
 
     def collate(self, examples: list[Example]) -> Batch:
-        return self.rows["train"].collate(examples)
+        return self.rows["train"].collate(examples, self.multiple)
 
     def batches(self, count: int, size: int) -> Iterator[Batch]:
         """Batches of `size` of the first examples that are learnt from, up to `count`."""

@@ -55,10 +55,11 @@ def hidden(
     """The mean over layers of |h - W h'|^2 / |h|^2; `widen` multiplies by W."""
     total = student_states[0].new_zeros(())
     for ours, theirs in layers:
-        x, y = student_states[ours], teacher_states[theirs]
-        if mask is not None:
-            x, y = x[mask], y[mask]
-        total = total + (widen(x) - y).square().sum() / y.square().sum()
+        y = teacher_states[theirs]
+        difference = widen(student_states[ours]) - y
+        if mask is not None:  # to gather what is no padding takes longer, and its gradient five times as long
+            difference, y = (z.masked_fill(~mask[..., None], 0) for z in (difference, y))
+        total = total + difference.square().sum() / y.square().sum()
     return total / len(layers)
 
 

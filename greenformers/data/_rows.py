@@ -1,9 +1,11 @@
 """Examples as the inputs of a network: one by one, and together in batches."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -56,10 +58,20 @@ class Rows(Sequence[Row]):
         lengths = None if self.lengths is None else [self.lengths[place] for place in places]
         return Rows([self.items[place] for place in places], self.read, filler=self.filler, lengths=lengths)
 
-    def collate(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    @cached_property
+    def longest(self) -> int:
+        """Length of the longest row; 0 where all are as long."""
+        return max(self.lengths or [0])
+
+    def collate(self, rows: Sequence[Row], multiple: int = 1) -> dict[str, Tensor]:
         """A batch: the shorter rows are padded; recordings are cut to the shortest instead.
 
         So student and teacher hear the same sound, and padding changes the output of neither.
+
+        Args:
+            rows: The rows.
+            multiple: Number of which the length of a batch of texts is to be a multiple, unless it would be longer than
+                the longest text that there is.
         """
         if (heard := next((name for name in SOUND if name in rows[0]), None)) is not None:
             rows = _cut(rows, heard)
@@ -69,7 +81,20 @@ class Rows(Sequence[Row]):
             uneven = len({part.shape for part in parts}) > 1
             filler = self.filler.get(name, 0)
             batch[name] = pad_sequence(parts, batch_first=True, padding_value=filler) if uneven else torch.stack(parts)
+        if heard is None and multiple > 1 and "attention_mask" in batch:
+            self._lengthen(batch, rows, multiple)
         return batch
+
+    def _lengthen(self, batch: dict[str, Tensor], rows: Sequence[Row], multiple: int) -> None:
+        """Pad what is as long as the text in every row, until its length is a multiple."""
+        lengths = [len(row["attention_mask"]) for row in rows]
+        length = max(lengths)
+        more = min(-length % multiple, self.longest - length)
+        if more <= 0 or length == 1:  # of one token it could not be told what is as long as the text
+            return
+        for name, x in batch.items():
+            if [len(row[name]) for row in rows] == lengths:
+                batch[name] = F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=self.filler.get(name, 0))
 
 
 def _cut(rows: Sequence[Row], heard: str) -> Sequence[Row]:

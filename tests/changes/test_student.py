@@ -13,6 +13,7 @@ from greenformers.changes import Given, Heal
 from greenformers.changes._distillation import Distillation, attending
 from greenformers.changes._recorded import noted, recordable
 from greenformers.changes._student import Student
+from greenformers.data._rows import Rows
 from greenformers.model._transformers import attention_of
 
 
@@ -52,6 +53,26 @@ def test_an_encoder_of_half_of_the_layers_learns_no_states() -> None:
                           (2, {"embeddings", "similarities"}), (1, {"embeddings", "similarities"})):  # fmt: skip
         assert set(Student(student(num_hidden_layers=layers), original, None, 1.0).weights) == parts
     assert Student(student(num_hidden_layers=1), original, {"hidden": 1.0}, 1.0).weights == {"hidden": 1.0}
+
+
+def test_in_bf16_texts_are_as_long_as_a_multiple_of_eight_and_no_longer_than_the_longest() -> None:
+    ids = [torch.arange(1, n) for n in (4, 6, 12, 22)]
+    vector = torch.ones(1, 2)
+    items = [{"input_ids": x, "attention_mask": torch.ones_like(x), "labels": x, "vector": vector} for x in ids]
+    all_rows = Rows(items, lengths=[len(x) for x in ids])
+    assert [all_rows.collate(items[:k], 8)["input_ids"].shape[1] for k in (2, 3, 4)] == [8, 16, 21]
+    assert all_rows.collate(items[:3])["input_ids"].shape[1] == 11
+    given = all_rows.collate(items[:3], 8)
+    assert given["attention_mask"].sum(1).tolist() == [3, 5, 11]
+    assert given["labels"].shape == (3, 16)
+    assert (given["labels"][:, 11:] == -100).all()
+    assert given["vector"].shape == (3, 1, 2)
+    original, small = network(), student()
+    learner = Student(small, original, {"hidden": 1.0, "embeddings": 1.0}, 1.0).eval()
+    text = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in items[:3]]
+    with torch.no_grad():
+        losses = [learner(**all_rows.collate(text, multiple))["loss"] for multiple in (1, 8)]
+    torch.testing.assert_close(*losses)
 
 
 def test_attention_is_learned_by_scores() -> None:
