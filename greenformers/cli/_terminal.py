@@ -96,6 +96,17 @@ def check_writable(results: Path) -> None:
         results.unlink()
 
 
+def check_page(folder: Path) -> None:
+    """Check, before the work, that a report page can be written to a folder.
+
+    Raises:
+        ValueError: It is a file, or stands below one.
+    """
+    there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    if not there.is_dir():
+        raise ValueError(f"--report must be a folder, and {there} is a file")
+
+
 @contextmanager
 def resumable(how: str = "go on with --resume") -> "Iterator[None]":
     """A context for long work: a signal ends the command, with one line on how the work goes on.

@@ -96,6 +96,8 @@ def compress(
     job = filled(Job, typed)
     if blocks_at_once is not None and not (from_disk and (job.texts or job.calibrate)):
         raise ValueError("--blocks-at-once is of --from-disk with texts to calibrate with")
+    if report is not None:
+        terminal.check_page(report)
     if lose is not None or faster is not None:
         named = recipe is not None or change or from_disk or any(_short(of, typed) is not None for of in kinds())
         if named:

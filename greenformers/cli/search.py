@@ -60,7 +60,7 @@ def searched(
     from greenformers.report.networks import front_table, sentence, write
     from greenformers.report.table import tables
     from greenformers.search.bound import Bound
-    from greenformers.search.network_run import NetworkJob, find_network
+    from greenformers.search.network_run import RESULTS, NetworkJob, find_network
     from greenformers.train.processes import first_process
 
     if lose is not None and faster is not None:
@@ -85,7 +85,8 @@ def searched(
     terminal.show(console, [front_table(outcome)])
     terminal.show(console, tables(outcome.records, console.width))
     console.print(sentence(outcome, bound), markup=False, soft_wrap=True)
-    append(out / "results.jsonl", outcome.records)
+    (out / RESULTS).unlink(missing_ok=True)  # of a run that ended before its report
+    append(out / RESULTS, outcome.records)
     page = write(outcome, bound, out / "report", f"{base.data}, searched")
     console.print(f"best:   {out / 'best'}\nreport: {page}", soft_wrap=True)
 

@@ -49,6 +49,8 @@ def run(
     *,
     parts: Mapping[str, Examples] | None = None,
     gone: int = 0,
+    begun: Path | None = None,
+    keeps: bool = False,
 ) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
@@ -65,6 +67,8 @@ def run(
         progress: Function that is called as work goes on.
         parts: The parts of the examples that were read before; without them they are read for the job.
         gone: Texts to learn from that were left out of these parts, as they judge.
+        begun: Folder of another result that kept its steps: those with which this recipe begins are not made again.
+        keeps: Keep the finished steps beside the result.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -101,7 +105,7 @@ def run(
             parts, gone = apart(parts)
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:
-        _check_lengths(original, changes, lengths if not parts else (*lengths, length))
+        check_lengths(original, changes, lengths if not parts else (*lengths, length))
     elif measured:
         check_length(original, None)
     given = given_by(small, original, reader, parts, changes, job, progress)
@@ -113,6 +117,8 @@ def run(
     if not first_process():
         _take_part(small, changes, given, unfinished)
         return CompressionReport([], 0, 0), [], []
+    if begun is not None:
+        unfinished.begin(begun, changes)
     small, done = unfinished.last(small)
     report = apply(small, changes, given, done=done, before=told, after=unfinished.keep)
     told()
@@ -132,7 +138,10 @@ def run(
     save(
         small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
     )  # fmt: skip
-    unfinished.remove()
+    if keeps:
+        unfinished.leave(out)
+    else:
+        unfinished.remove()
     return report, records, [f"{note} (--measure)" for note in notes]
 
 
@@ -176,6 +185,28 @@ class Unfinished:
         step = self._step(max(numbers))
         return pretrained(str(step))[0], CompressionReport.of(json.loads((step / REPORT).read_text()))
 
+    def leave(self, out: Path) -> None:
+        """Leave the finished steps beside the result, for another recipe that begins with the same changes."""
+        shutil.rmtree(_steps_of(out), ignore_errors=True)
+        self.folder.rename(_steps_of(out))
+
+    def begin(self, out: Path, changes: Sequence[Change]) -> None:
+        """Take over those steps of another result with which this recipe begins, where it has not begun.
+
+        Args:
+            out: Folder of the other result, beside which its steps were left.
+            changes: This recipe.
+        """
+        if any(self.folder.glob("step-*")):
+            return
+        other = Unfinished(_steps_of(out))
+        for number, change in enumerate(changes):
+            step = other._step(number)
+            own = json.loads(json.dumps(as_dict(change)))
+            if not step.is_dir() or json.loads((step / REPORT).read_text())["steps"][-1]["report"]["change"] != own:
+                return
+            shutil.copytree(step, self._step(number))
+
     def models(self, names: Sequence[str], last: PreTrainedModel) -> dict[str, PreTrainedModel]:
         """The network after each step, by name; all but the last one as read from disk."""
         before = {name: pretrained(str(self._step(number)))[0] for number, name in enumerate(names[:-1])}
@@ -187,6 +218,10 @@ class Unfinished:
 
     def _step(self, number: int) -> Path:
         return self.folder / f"step-{number}"
+
+
+def _steps_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.steps")
 
 
 def given_by(
@@ -212,7 +247,7 @@ def given_by(
     )  # fmt: skip
 
 
-def _check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths: Sequence[int]) -> None:
+def check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths: Sequence[int]) -> None:
     """Check, before the work, that the network takes the lengths asked for, or will take them after the changes.
 
     Raises:

@@ -200,8 +200,8 @@ def figure(outcome: Outcome, bound: Bound, runtime: str) -> Figure:
     """Speed against quality of all trials; the front as a line, and the recipe that was made with a ring."""
     trials = outcome.search.trials.done()
     return front_figure(
-        {"as they are": [t for t in trials if not t.steps], "healed": [t for t in trials if t.steps]}, outcome.best,
-        bound, recipe_words(outcome.search, outcome.best),
+        {"as they are": [t for t in trials if not t.steps], "healed": [t for t in trials if t.steps]}, trials,
+        outcome.best, bound, recipe_words(outcome.search, outcome.best),
         title=f"Speed and quality of {len(trials)} recipes (up and to the right is better)",
         along=f"times as fast as the model as it is, in {runtime}", sized="size on disk",
     )  # fmt: skip
@@ -209,14 +209,16 @@ def figure(outcome: Outcome, bound: Bound, runtime: str) -> Figure:
 
 @house
 def front_figure(
-    groups: Mapping[str, Sequence[Trial]], best: Trial, bound: Bound, name: str, *, title: str, along: str, sized: str
-) -> Figure:
-    """Speed against quality of trials, those of a group alike; their front as a line, and the best with a ring.
+    groups: Mapping[str, Sequence[Trial]], compared: Sequence[Trial], best: Trial, bound: Bound, name: str, *,
+    title: str, along: str, sized: str,
+) -> Figure:  # fmt: skip
+    """Speed against quality of trials, those of a group alike; a front as a line, and the best with a ring.
 
     The area of a mark is the size of its model, down to `LEAST_AREA`.
 
     Args:
         groups: Trials by what is said of them.
+        compared: Trials of which the front is drawn: those that were judged alike.
         best: The best, which need not be one of them.
         bound: What was asked for.
         name: Name of the best.
@@ -224,7 +226,7 @@ def front_figure(
         along: What the speed is compared with.
         sized: What the size of a model is.
     """
-    top = front([trial for of in groups.values() for trial in of])
+    top = front(compared)
     drawn = new_figure(8.6, 4.8, title)
     axes = drawn.subplots()
     dress = looks(["", *groups])

@@ -69,8 +69,9 @@ def write(found: Found, bound: Bound, folder: Path, title: str) -> Path:
     groups = {f"{steps} steps": trials.done(steps) for steps in rungs}
     words = space.words(found.best.genes)
     drawn = front_figure(
-        groups, found.best, bound, words, title=f"Speed and quality of {len(_tried(found))} networks (up and to the "
-        "right is better)", along="times as fast as the network of the settings", sized="parameters",
+        groups, trials.done(rungs[-1]), found.best, bound, words,
+        title=f"Speed and quality of {len(_tried(found))} networks (up and to the right is better)",
+        along="times as fast as the network of the settings", sized="parameters",
     )  # fmt: skip
     points = "; ".join(f"{trial.speed:.2f}x at {1 - trial.lost:.1%}" for trial in front(trials.done(rungs[-1])))
     picture = Picture(

@@ -186,7 +186,9 @@ def legend(sections: Sequence[Section]) -> list[str]:
     spread = [record for record in records if record.spread is not None]
     if any("draws" in record.setting for record in spread):
         notes.append("±: standard deviation over the draws.")
-    if any("draws" not in record.setting for record in spread):
+    if any("draws" not in record.setting and record.benchmark == "bench" for record in spread):
+        notes.append("±: range of the repeats.")
+    if any("draws" not in record.setting and record.benchmark != "bench" for record in spread):
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
         notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")

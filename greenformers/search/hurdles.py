@@ -16,7 +16,7 @@ from greenformers.search.network_lab import NetworkLab
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import TRIES, Genes
 from greenformers.search.trials import Trial
-from greenformers.search.tries import Tries
+from greenformers.search.tries import Tries, Turn
 
 POPULATION, TOURNAMENT = 10, 3
 """Networks of a population, and how many of them compete to have a child."""
@@ -84,7 +84,12 @@ class Hurdles:
 
     def train_all(self, rows: Sequence[Genes], steps: int, over: Callable[[], bool] = lambda: False) -> None:
         """Train networks for so many steps, if that was not done, until it is over."""
-        self.tries.all(rows, steps, lambda genes, turn: self.lab.trial(genes, steps, turn), over)
+
+        def trial(genes: Genes, turn: Turn) -> Trial:
+            timed = (trial.speed for trial in self.tries.trials.done() if trial.genes == genes)
+            return self.lab.trial(genes, steps, turn, next(timed, None))
+
+        self.tries.all(rows, steps, trial, over)
 
     def up(self, rows: Sequence[Genes]) -> None:
         """Train networks for the fewest steps, and then whatever is above its hurdle for more."""

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from math import isfinite, nan
 from pathlib import Path
 from statistics import median
@@ -143,10 +144,11 @@ class Lab:
         apply(model, recipe, replace(self.given, measured=self._measured, taught=self._taught))
         return model
 
-    def healed(self, recipe: tuple[Change, ...], steps: int) -> tuple[Change, ...]:
-        """A recipe with so many steps of healing."""
+    def healed(self, recipe: tuple[Change, ...], *parts: int) -> tuple[Change, ...]:
+        """A recipe that is healed for so many steps, and then for so many more, and so on."""
         rows = 64 if self.given.training is None else len(self.given.training) * 19 // 20
-        return tuple(change.but(steps=steps) if change.trains else change for change in healed(recipe, rows))
+        each = ([change.but(steps=n) for n in parts] if change.trains else [change] for change in healed(recipe, rows))
+        return tuple(chain.from_iterable(each))
 
     def trial(
         self, genes: Genes, steps: int, made: Callable[[], PreTrainedModel], turn: Turn = lambda work: work()

@@ -49,13 +49,15 @@ class NetworkLab:
     least: float = 0.0
     _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
 
-    def trial(self, genes: Genes, steps: int, turn: Turn = lambda work: work()) -> Trial:
+    def trial(self, genes: Genes, steps: int, turn: Turn = lambda work: work(), speed: float | None = None) -> Trial:
         """A network trained for so many steps, judged and timed; one that cannot be says so.
 
         Args:
             genes: The network.
             steps: Steps of training.
             turn: Function that calls another when nothing else runs.
+            speed: How many times as fast it was when it was trained for other steps, which do not change that; None
+                where it was not timed. Timed anew at each hurdle, what is as fast as asked for would be refused at one.
 
         Raises:
             Stopped: A signal ended the training early.
@@ -64,8 +66,9 @@ class NetworkLab:
         if genes == self.space.start:
             return Trial(genes, steps, 1.0, 0.0, 1.0)
         try:
-            network = self.network(genes)
-            speed = turn(lambda: self.speed_up(base, network))
+            if speed is None:
+                network = self.network(genes)
+                speed = float(turn(lambda: self.speed_up(base, network)))
             if speed < self.least:
                 why = f"{speed:.2f}x as fast, of at least {self.least:g}x: not trained"
                 return Trial(genes, steps, speed, refused=why)
@@ -93,7 +96,7 @@ class NetworkLab:
 
     def speed_up(self, base: PreTrainedModel, model: PreTrainedModel) -> float:
         """How many times as fast as the base a network is in inference, in turns; roughly, where it is far too slow."""
-        batch = self.batch()
+        batch = self.batch(base)
         speed = 0.0
         for repeats in (ROUGHLY, REPEATS):
             with torch.inference_mode():
@@ -105,11 +108,14 @@ class NetworkLab:
                 break
         return speed
 
-    def batch(self) -> dict[str, Any]:
-        """A batch of validation examples, without labels."""
+    def batch(self, network: PreTrainedModel) -> dict[str, Any]:
+        """A batch of validation examples, without labels; a decoder reads what it is to write, a token later."""
         count = min(self.space.base.batch, self.objective.size("valid"))
         rows = [self.objective.example("valid", at, generator(at)) for at in range(count)]
-        return {name: value for name, value in self.objective.collate(rows).items() if name != "labels"}
+        batch = self.objective.collate(rows)
+        labels = batch.pop("labels", None)
+        shifted = getattr(network, "prepare_decoder_input_ids_from_labels", None)
+        return batch if labels is None or shifted is None else {**batch, "decoder_input_ids": shifted(labels)}
 
     def drawn(self, number: int) -> dict[str, Any]:
         """A batch of validation examples by chance, with labels."""

@@ -24,6 +24,7 @@ from greenformers.train import low_rank, run
 from greenformers.train.objective import Objective
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
+from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.save import check_new
 from greenformers.train.settings import Settings, Training
 
@@ -43,6 +44,9 @@ BASE, BEST = "base", "best"
 """Folders of the runs of the network of the settings and of the best one."""
 
 TRIALS, ABOUT = "search/trials.jsonl", "search/search.json"
+
+RESULTS, REPORT = "results.jsonl", "report/index.html"
+"""The last that a command writes: without them a search goes on, though both networks are trained."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +116,14 @@ def find_network(
         OSError: A file is missing, or the folder cannot be written.
         Stopped: A signal ended the search early; it can be resumed.
     """
-    same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": None, "minutes": None}]))
+    # What is not as fast as asked for was not trained; another loss chooses among the same networks.
+    same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": job.bound.faster, "minutes": None}]))
     goes_on = resume and (out / ABOUT).is_file()
     if not goes_on:
         check_new(out)
     elif json.loads((out / ABOUT).read_text()) != same:
         raise ValueError(f"{out.name} holds a search with other settings than these")
-    elif (out / BEST / run.SCORES).is_file():
+    elif all(place.exists() for place in (out / BEST / run.SCORES, out / RESULTS, out / REPORT)):
         raise ValueError(f"{out.name} has nothing to resume: its search ran to its end")
     with each_alone() as others:
         hurdles, objective = _prepared(base, out, job, told, others)
@@ -175,6 +180,8 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
         for trial in trials.done(steps):
             trainings[trial.genes].append(trial)
     for genes, done in trainings.items():
+        if len(done) <= AGAIN:  # trained once more it failed
+            continue
         figures = {name: mean(getattr(trial, name) for trial in done) for name in ("speed", "lost", "smaller")}
         means.append(Trial(genes, steps, **figures))
     return bound.nearest(means)
@@ -188,6 +195,11 @@ def _prepared(
         if getattr(base, name) != wanted:
             raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
     task = base.task()
+    if isinstance(task.objective, ReplacedTokenDetection):
+        raise ValueError(
+            "a search judges networks by a score, and replaced_token_detection leaves an encoder without one: search "
+            "with the objective of the task that it is for"
+        )
     objective = with_validation(task.objective)
     steps = base.schedule.stream(objective).steps
     low_rank.check(task.network(), base.low_rank_training, steps)  # a network of the settings can be

@@ -136,7 +136,9 @@ def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
         ranking.write_text(json.dumps(likeliest(hurdles.space, shares)))
     rows: list[Genes] = [tuple(row) for row in json.loads(ranking.read_text())]
     for row in rows:
-        if hurdles.space.legal(row) and hurdles.train(row, hurdles.plan.rungs[-1]).refused is None:
+        if row == hurdles.space.start or not hurdles.space.legal(row):  # the first is as fast as itself, and trained
+            continue
+        if hurdles.train(row, hurdles.plan.rungs[-1]).refused is None:
             return
 
 
@@ -217,10 +219,10 @@ class Costs:
         first = stack_of(base).layers[0]
         hook = first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         with torch.inference_mode():
-            base(**lab.batch())
+            base(**lab.batch(base))
             hook.remove()
             calls: dict[str, Any] = {
-                "whole": partial(base, **lab.batch()),
+                "whole": partial(base, **lab.batch(base)),
                 "own": partial(run, [first], *seen),
             }
             calls |= {str(number): partial(run, [layer.eval()], *seen) for number, layer in enumerate(mixed[0].choices)}

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, fitted, needed_of, read_parts
-from greenformers.compress.run import Unfinished, files_of, given_by, run
+from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by, run
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
 from greenformers.data._pooling import pooling_of
@@ -27,6 +28,7 @@ from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS, task_of
 from greenformers.data._texts import Texts
 from greenformers.export.deploy import deploy
+from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record, append, context, read
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
@@ -123,7 +125,7 @@ def find(
 
     def make(genes: Genes, steps: int) -> bool:
         """Make a recipe; one that cannot be is given up."""
-        recipe, place = search.recipe(genes, steps), folder / f"made-{'-'.join(map(str, genes))}-{steps}"
+        recipe, place = search.recipe(genes, steps), _made(folder, genes, steps)
         clock, judged = place.with_name(f"{place.name}.seconds"), _judged(place)
         before, began = _seconds(clock), monotonic()
         if not search.begin(genes, steps):
@@ -131,7 +133,11 @@ def find(
         try:
             if judged is None:
                 left_out = gone if "training" in needed_of(recipe, parts) else 0
-                judged = run(model, recipe, place, fitted(job, recipe), about, progress, parts=parts, gone=left_out)
+                *before_it, _ = accumulate(search.parts(genes, steps)) if steps else (0,)
+                judged = run(
+                    model, recipe, place, fitted(job, recipe), about, progress, parts=parts, gone=left_out,
+                    begun=_made(folder, genes, before_it[-1]) if before_it else None, keeps=steps > HURDLES[-1],
+                )  # fmt: skip
                 if first_process():
                     _keep(place, judged)
         except (ValueError, LookupError, ArithmeticError, MemoryError, RuntimeError) as error:
@@ -187,6 +193,11 @@ def find(
 
 
 _Judged = tuple[CompressionReport, list[Record], list[str]]
+
+
+def _made(folder: Path, genes: Genes, steps: int) -> Path:
+    """The folder of a recipe that is made."""
+    return folder / f"made-{'-'.join(map(str, genes))}-{steps}"
 
 
 def _beside(place: Path) -> tuple[Path, Path]:
@@ -286,6 +297,10 @@ def _prepared(
     texts = KINDS.get(original.main_input_name) == "text"
     length, lengths = job.at(reach(original) if texts else None, pooling_of(original).length)
     timed = (lengths or (length,))[0] if texts else None
+    if job.lengths != ():
+        grid_intensity(job.country)  # raises now if it does not know the country
+    if texts:
+        check_lengths(original, (), (*lengths, length))
     check_length(original, timed)
     if texts or tokenizer is not None:
         check_tokenizer(tokenizer, original, model)

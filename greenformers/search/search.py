@@ -22,7 +22,7 @@ from greenformers.search.bound import STRICT, Bound
 from greenformers.search.healing import HURDLES, SHIFTED, UNSURE, Healing
 from greenformers.search.lab import Lab
 from greenformers.search.propose import Predictions, propose
-from greenformers.search.space import Genes, Space
+from greenformers.search.space import Genes, Space, changed
 from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries, Turn
@@ -142,7 +142,9 @@ class Search:
         """Heal nothing where the fewest steps take more than all of the time for it, however quick they are."""
         if not self.plan.heals or self.trials.healed_before:
             return
-        least = self._tries.first(HURDLES[0] * self.lab.step_seconds / QUICKER)
+        # Measured once: a search that was stopped is to heal as it would have.
+        step = self.trials.measured_once("step-seconds", lambda: self.lab.step_seconds)
+        least = self._tries.first(HURDLES[0] * step / QUICKER)
         if least > (HEALING - TRYING) * self.plan.seconds:
             self.plan = replace(self.plan, heals=False)
             whole = least / (HEALING - TRYING) / 60
@@ -217,7 +219,7 @@ class Search:
         rows = []
         for trial in trials:
             steps = self._affordable(trial.genes, number)
-            if not trial.steps or steps <= HURDLES[-1]:
+            if trial.steps != steps or steps <= HURDLES[-1]:  # with other changes what was healed in full begins anew
                 continue
             for place, slot in enumerate(self.space.slots):
                 genes = (*trial.genes[:place], 1, *trial.genes[place + 1 :])
@@ -231,15 +233,18 @@ class Search:
     def expected(self, trials: Sequence[Trial], number: int = 0) -> list[Trial]:
         """What trials will be where they are healed for as many steps as there is time for.
 
-        The loss of one that was healed goes down with each doubling of the steps, see `Healing.fall`.
+        The loss of one that was healed goes down with each doubling of the steps, see `Healing.fall`. One that was
+        healed in full is healed on, see `parts`.
 
         Args:
             trials: The trials.
             number: How many were healed in full before.
         """
         healing = Healing(self.space, self.trials)
+        steps = [(trial, self._affordable(trial.genes, number)) for trial in trials]
         return [
-            self._healed(trial, max(trial.steps, self._affordable(trial.genes, number)), healing) for trial in trials
+            self._healed(trial, trial.steps + more if trial.steps > HURDLES[-1] else max(trial.steps, more), healing)
+            for trial, more in steps
         ]
 
     @staticmethod
@@ -254,7 +259,17 @@ class Search:
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
         """The changes of a recipe, healing among them."""
         recipe = self.space.recipe(genes)
-        return self.lab.healed(recipe, steps) if steps else recipe
+        return self.lab.healed(recipe, *self.parts(genes, steps)) if steps else recipe
+
+    def parts(self, genes: Genes, steps: int) -> tuple[int, ...]:
+        """The steps of healing one after the other: what was healed in full is healed on, for those that are missing.
+
+        Of MiniLM-L6 in 4 layers pruned to 0.5, 2,600 steps kept 98.87 % in an hour that was to keep 99 %, and the time
+        that was left was too short for more steps from the beginning.
+        """
+        full = [trial.steps for trial in self.trials.done() if trial.genes == genes]
+        before = max((own for own in full if HURDLES[-1] < own < steps), default=0)
+        return (*self.parts(genes, before), steps - before) if before else (steps,)
 
     def add(self, genes: Genes, steps: int, model: Callable[[], Any], spent: float = 0.0) -> Trial:
         """Judge and time a recipe that was made elsewhere.
@@ -281,7 +296,7 @@ class Search:
             new = new or propose(self.space, self.trials, self._aim(steps), draw, count, steps=steps)
             if steps:
                 self._try(new, 0, lambda: self._over(share))
-            self._try(new, steps, lambda: self._over(share))
+            self._try([genes for genes in new if not self._refused(genes)], steps, lambda: self._over(share))
             if steps and self._over((self.plan.trying + share) / 2):  # before, others teach more than more of the same
                 self._hurdles(share)
             if not new:
@@ -301,10 +316,10 @@ class Search:
         """
         gains: dict[int, float] = {}
         for trial in self.trials.done(0):
-            places = [place for place, gene in enumerate(trial.genes) if gene]
+            places = changed(trial.genes)
             if len(places) == 1:
                 gains[places[0]] = max(log(trial.speed), gains.get(places[0], 0.0))
-        rows = {next(place for place, gene in enumerate(genes) if gene): genes for genes in self.space.alone()}
+        rows = {changed(genes)[0]: genes for genes in self.space.alone() if not self._refused(genes)}
         most = max((gains.get(place, 0.0) for place in rows), default=0.0)
         return [genes for place, genes in rows.items() if gains.get(place, most) >= LITTLE * most]
 
@@ -326,6 +341,11 @@ class Search:
             return self.lab.trial(genes, steps, lambda: self.lab.made(self.recipe(genes, steps)), turn)
 
         self._tries.all(rows, steps, make, over)
+
+    def _refused(self, genes: Genes) -> bool:
+        """Whether a recipe could not be made or judged as it is: healed it could not either."""
+        trial = self.trials.of(genes, 0)
+        return trial is not None and trial.refused is not None
 
     def _over(self, share: float) -> bool:
         return self.trials.seconds > share * self.plan.seconds

@@ -137,6 +137,11 @@ class Space:
         return one
 
 
+def changed(genes: Genes) -> list[int]:
+    """The places of the changes that are in a recipe."""
+    return [place for place, gene in enumerate(genes) if gene]
+
+
 def _recipe(slots: Sequence[Sequence[Change]], genes: Genes) -> tuple[Change, ...]:
     return tuple(slot[gene - 1] for gene, slot in zip(genes, slots, strict=True) if gene)
 

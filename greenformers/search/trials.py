@@ -1,7 +1,7 @@
 """What was tried in a search, a line of JSON each: a search that was stopped goes on with what is there."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from errno import ENOSPC
 from pathlib import Path
@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from greenformers.search.space import Genes
+from greenformers.train import checkpoint
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ class Trials:
     def end(self) -> None:
         """Note that the trial that was begun has ended, or was stopped."""
         self._begun.unlink(missing_ok=True)
+
+    def measured_once(self, name: str, measure: Callable[[], float]) -> float:
+        """A figure that is measured when a search begins, and read by the runs that go on with it.
+
+        Args:
+            name: Name of the figure, and of its file beside the trials.
+            measure: Function that measures it.
+        """
+        path = self.path.with_name(f"{name}.txt")
+        if path.is_file():
+            return float(path.read_text())
+        value = measure()
+        if self._writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.replace(path, repr(value))
+        return value
 
     @property
     def healed_before(self) -> bool:

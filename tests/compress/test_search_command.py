@@ -3,12 +3,15 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import listing, refused_unchanged, run
 
 import greenformers
+from greenformers.changes import Change, Heal, Int8, Layers
 from greenformers.compress.job import Job
+from greenformers.compress.run import run as compress
 from greenformers.search import run as running
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
@@ -119,3 +122,23 @@ def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     seen, unseen = search.lab.examples, parts["judging"]
     assert len(seen) == len(unseen) == 15
     assert not set(seen.segments) & set(unseen.segments)
+
+
+def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    job = Job(texts=home / "texts.txt", length=16, lengths=())
+    first = [Layers(1), Heal(4, batch_size=8)]
+    recipe = [*first, Heal(3, batch_size=8), Int8()]
+
+    def made(name: str, changes: list[Change], **options: Any) -> dict[str, Any]:
+        compress(str(home / "BertModel"), changes, tmp_path / name, job, {}, lambda *_: None, **options)
+        return dict(greenformers.load(tmp_path / name).state_dict())
+
+    whole = made("whole", recipe)
+    made("first", [*first, Int8()], keeps=True)
+    steps, healing = [], Heal.apply
+    monkeypatch.setattr(Heal, "apply", lambda own, *given: (steps.append(own.steps), healing(own, *given))[1])
+    again = made("again", recipe, begun=tmp_path / "first")
+    assert steps == [3]
+    assert all(x.equal(whole[key]) for key, x in again.items())
+    assert (tmp_path / "again/recipe.toml").read_text() == (tmp_path / "whole/recipe.toml").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "first", "first.steps", "whole"]

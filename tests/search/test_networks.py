@@ -12,16 +12,18 @@ import torch
 from side_by_side import each
 
 from greenformers.measure.record import Record
+from greenformers.model import GreenformerConfig, GreenformerForSeq2SeqLM
 from greenformers.report.networks import sentence
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import FIRST, Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, quality_of, with_validation
-from greenformers.search.network_run import Found, NetworkJob, _prepared
+from greenformers.search.network_run import Found, NetworkJob, _prepared, again
 from greenformers.search.network_space import PARTS, NetworkSpace, part_of, with_part
 from greenformers.search.one_shot import Shares, by_one_shot, likeliest, parts_of, stack_of, supernet
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
 from greenformers.train.others import Others
+from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.run import Stopped
 from greenformers.train.settings import Settings
 
@@ -119,9 +121,16 @@ class KnownLab:
 
     refused = (1, 0, 0, 0, 0, 0)
 
-    def trial(self, genes, steps, turn):
+    def __init__(self):
+        self.timed = []
+
+    def trial(self, genes, steps, turn, speed=None):
         if genes == self.refused:
             return Trial(genes, steps, refused="refused")
+        if speed is None:
+            self.timed.append(genes)
+        else:
+            assert speed == self.figures(genes)[0]
         speed, lost = self.figures(genes, steps)
         return Trial(genes, steps, turn(lambda: speed), lost, smaller=1.0)
 
@@ -164,6 +173,7 @@ def test_only_what_is_above_the_mean_of_its_equals_is_trained_for_more(strategy,
     trials = search.tries.trials
     counts = [len(trials.done(steps)) for steps in RUNGS]
     assert counts[0] > 1.2 * counts[1] > 1.2 * counts[2] > FIRST
+    assert len(set(search.lab.timed)) == len(search.lab.timed), "each is timed once, and not at every hurdle"
     assert [trial.genes for trial in trials.seen if trial.refused] in ([], [KnownLab.refused])
     for lower, upper in itertools.pairwise(RUNGS):
         went, stayed = [], []
@@ -246,6 +256,62 @@ def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
     assert sorted(depths.values(), key=search.fitness) == [depths[depth] for depth in sorted(depths, reverse=True)]
 
 
+def test_a_decoder_is_timed_by_what_it_is_to_write():
+    network = GreenformerForSeq2SeqLM(
+        GreenformerConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0,
+                          intermediate_size=16, decoder_start_token_id=1, max_position_embeddings=8, decoder_layers=1)
+    )  # fmt: skip
+    labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
+    translating = SimpleNamespace(
+        size=lambda _: 2,
+        example=lambda _, at, __: at,
+        collate=lambda _: {"input_ids": labels.abs() % 20, "labels": labels},
+    )
+    lab = NetworkLab(SimpleNamespace(base=SimpleNamespace(batch=2)), translating, 0)
+    batch = lab.batch(network)
+    assert batch.keys() == {"input_ids", "decoder_input_ids"}
+    torch.testing.assert_close(
+        network.eval()(**batch).logits, network(input_ids=batch["input_ids"], labels=labels).logits
+    )
+    assert lab.speed_up(network, network) > 0
+
+
+def test_one_network_of_all_finds_another_than_that_of_the_settings(tmp_path):
+    search = hurdles(tmp_path, Bound(faster=1.01))
+    other = (1, 1, 0, 0, 0, 0)
+    (tmp_path / "one-shot.json").write_text(json.dumps([KNOWN.start, KnownLab.refused, other]))
+    by_one_shot(search, tmp_path)
+    assert search.tries.trials.of(other, RUNGS[-1]).refused is None
+
+
+def test_what_fails_when_it_is_trained_once_more_is_not_the_best(tmp_path, monkeypatch):
+    search = hurdles(tmp_path, Bound(lose=0.5))
+    fails, stays = (0, 0, 1, 0, 0, 0), (0, 0, 0, 0, 0, 1)
+    for genes in (fails, stays):
+        for steps in RUNGS:
+            search.train(genes, steps)
+
+    class Other(KnownLab):
+        refused = fails
+
+        def __init__(self, *_):
+            pass
+
+        def trial(self, genes, steps, turn, speed=None):
+            return super().trial(genes, steps, turn, self.figures(genes)[0])
+
+    search.lab.objective, search.lab.seed = None, 0
+    monkeypatch.setattr("greenformers.search.network_run.NetworkLab", Other)
+    assert again(search, tmp_path).genes == stays
+
+
+def test_what_has_no_score_cannot_be_searched(tmp_path, monkeypatch):
+    objective = ReplacedTokenDetection.__new__(ReplacedTokenDetection)
+    monkeypatch.setattr(Settings, "task", lambda _: SimpleNamespace(objective=objective))
+    with pytest.raises(ValueError, match="a search judges networks by a score"):
+        _prepared(Settings(), tmp_path, NetworkJob(Bound(lose=0.03)), lambda *_: None, Others())
+
+
 def test_what_has_no_loss_any_more_is_refused(monkeypatch):
     few = with_validation(Settings(limit=120).task().objective)
     space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",), ("full",))
@@ -303,7 +369,7 @@ def test_with_all_the_share_of_one_network_it_is_that_network(choices, digits, d
     for at, layer in enumerate(stack.layers):
         layer.load_state_dict(mixed[at].choices[combination].state_dict())
     alone.load_state_dict({name: x for name, x in model.state_dict().items() if ".layers." not in name}, strict=False)
-    batch = lab.batch()
+    batch = lab.batch(alone)
     torch.testing.assert_close(model.eval()(**batch).logits, alone.eval()(**batch).logits, rtol=1e-5, atol=1e-5)
 
 

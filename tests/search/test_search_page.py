@@ -194,7 +194,7 @@ def test_the_page_says_how_well_recipes_are_foreseen(outcome: Outcome, tmp_path:
 def test_the_area_of_a_mark_is_the_size_of_the_model() -> None:
     trials = [Trial((at,), 0, 1.0 + at, at / 100, smaller) for at, smaller in enumerate((1.0, 4.0, 100.0))]
     drawn = page_of.front_figure(
-        {"as they are": trials}, trials[1], Bound(lose=0.02), "name", title="", along="", sized="size on disk"
+        {"as they are": trials}, trials, trials[1], Bound(lose=0.02), "name", title="", along="", sized="size on disk"
     )
     (axes,) = drawn.axes
     assert axes.collections[0].get_sizes().tolist() == [page_of.AREA, page_of.AREA / 4, page_of.LEAST_AREA]
@@ -207,8 +207,9 @@ def test_the_area_of_a_mark_is_the_size_of_the_model() -> None:
 def test_upright_lines_are_the_intervals_of_the_front() -> None:
     first = Trial((0,), 0, 2.0, 0.01, 1.0, interval=(0.005, 0.02))
     beaten, not_known = Trial((1,), 0, 1.9, 0.05, 1.0, interval=(0.04, 0.06)), Trial((2,), 0, 1.0, 0.0, 1.0)
+    trials, early = [first, beaten, not_known], Trial((3,), 3, 3.0, -0.5, 1.0)
     drawn = page_of.front_figure(
-        {"as they are": [first, beaten, not_known]}, first, Bound(lose=0.02), "name", title="", along="", sized=""
+        {"early": [early], "late": trials}, trials, first, Bound(lose=0.02), "name", title="", along="", sized=""
     )
     (axes,) = drawn.axes
     (lines,) = [own for own in axes.collections if own.get_label() == "95 % interval"]

@@ -3,6 +3,7 @@
 import itertools
 import random
 from copy import deepcopy
+from dataclasses import replace
 from math import log
 from statistics import mean
 
@@ -46,8 +47,8 @@ class KnownLab:
         lost = 0.1 * a**2 + 0.15 * b**2 + 0.3 * c**2 + 0.002 * d + 0.2 * a * b + 0.3 * b * c
         return speed, lost * (1 + min(steps, AT) / 10) ** -0.3 * max(1.0, steps / AT) ** (-0.3 * LATER)
 
-    def healed(self, recipe, steps):
-        return (*recipe, Heal(steps))
+    def healed(self, recipe, *parts):
+        return (*recipe, *map(Heal, parts))
 
 
 def searched(folder, bound, seed=0, told=lambda _: None, seconds=SECONDS, heals=True, others=None):
@@ -208,7 +209,7 @@ def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
     assert list(map(str, other.trials.seen)) == list(map(str, one.trials.seen))
     assert (tmp_path / "trials.jsonl").read_text().count("\n") == len(one.trials.seen) == len(told[0])
     assert told[1] == []
-    assert [path.name for path in tmp_path.iterdir()] == ["trials.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-seconds.txt", "trials.jsonl"]
     alone = searched(tmp_path / "alone", Bound(lose=0.02), seconds=60)
     assert len(one.trials.seen) > 1.5 * len(alone.trials.seen), "two at once"
     again, _ = each(work, 2)
@@ -239,6 +240,24 @@ def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
     (skipped,) = [trial for trial in trials.seen if trial.genes == (2, 0, 0, 0)]
     assert skipped.refused == "it ended the process 2 times: out of memory, or a fault"
     assert len(trials.done()) > 10
+
+
+@pytest.mark.usefixtures("few")
+def test_what_was_healed_in_full_and_missed_is_healed_on(tmp_path):
+    search = searched(tmp_path, Bound(lose=0.02), seconds=200)
+    genes, steps = search.in_full()
+    assert steps > HURDLES[-1]
+    speed = max(trial.speed for trial in search.trials.done()) + 1
+    search.trials.add(Trial(genes, steps, speed, 0.021, 1.0, seconds=1.0))
+    (expected,) = search.expected([search.trials.of(genes, steps)], 1)
+    total = expected.steps
+    assert total > steps
+    assert expected.lost < 0.021
+    assert search.parts(genes, total) == (steps, total - steps)
+    assert [change.steps for change in search.recipe(genes, total) if change.trains] == [steps, total - steps]
+    search.trials.add(Trial(genes, total, speed, 0.019, 1.0, seconds=1.0))
+    assert search.parts(genes, total) == (steps, total - steps), "which stays its recipe"
+    assert search.parts(genes, steps) == (steps,)
 
 
 @pytest.mark.usefixtures("few")
@@ -292,6 +311,27 @@ def test_nothing_is_healed_where_the_fewest_steps_take_too_long(tmp_path):
     assert {trial.steps for trial in search.trials.seen} == {0}
     assert search.trials.seconds > 0.5 * 120, "all of the time is for trying recipes as they are"
     assert search.in_full()[1] == 0
+    quick = Search(SPACE, KnownLab(), search.plan, Trials(tmp_path / "trials.jsonl"), clock=lambda: 0.0)
+    quick.plan = replace(quick.plan, heals=True)
+    quick.run()
+    assert quick.notes == search.notes, "a minute that is quicker does not change what a search that was stopped does"
+
+
+@pytest.mark.usefixtures("few")
+def test_what_cannot_be_as_it_is_is_not_healed(tmp_path):
+    class WithoutLayers(KnownLab):
+        def trial(self, genes, steps, made, turn):
+            if genes[0]:
+                return Trial(genes, steps, refused="its outputs have no cosine to those of the original")
+            return super().trial(genes, steps, made, turn)
+
+    clock = itertools.count()
+    search = Search(SPACE, WithoutLayers(), Plan(Bound(lose=0.02), SECONDS, True), Trials(tmp_path / "trials.jsonl"),
+                    clock=lambda: float(next(clock)))  # fmt: skip
+    search.run()
+    healed = [trial for trial in search.trials.seen if trial.steps]
+    assert len(healed) > 5
+    assert not any(trial.genes[0] for trial in healed)
 
 
 def test_a_space_with_nothing_left_ends_at_once(tmp_path):
