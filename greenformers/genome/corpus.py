@@ -195,12 +195,19 @@ def _columns(row: dict[str, str]) -> list[str]:
 
 
 def sentences(sequences: Sequence[str], seed: int, **options: int) -> Iterator[str]:
-    """Sentences of all sequences, one after the other; options are those of `pieces`, with `count` for all together."""
+    """Sentences of all sequences, one after the other; options are those of `pieces`, with `count` for all together.
+
+    Of several beginnings they come in an order by chance: neighbours would be copies of one part of the genome, and
+    what is masked in one of them would stand in the next.
+    """
     source = np.random.default_rng(seed)
     count = options.pop("count", SENTENCES)
     if count < 1:
         raise ValueError(f"count of sentences must be at least 1, got {count}")
     for number, sequence in enumerate(sequences):
         share = count // len(sequences) + (number < count % len(sequences))
-        for begin, end in pieces(len(sequence), source, count=max(1, share), **options):
+        bounds = pieces(len(sequence), source, count=max(1, share), **options)
+        if options.get("starts", STARTS) > 1:
+            bounds = source.permutation(bounds)
+        for begin, end in bounds:
             yield sequence[begin:end]

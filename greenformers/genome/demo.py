@@ -181,7 +181,7 @@ class Demo:
         genotypes = self._people(folder, reference, region, self.people)
         called = variants.read(genotypes, reference, region)
         letters = [reference.fetch(Region(region.contig, site - 1, site)) for site in (first, second)]
-        odds = {}
+        odds: dict[str, float | None] = {}
         for name, both in zip(called.people, simulate.bases_at(called, region, [first, second]), strict=True):
             has_first, has_second = (any(side[site] != letters[site] for side in both) for site in (0, 1))
             odds[name] = math.log(9) * (1 if has_first != has_second else -1) * effect
@@ -217,7 +217,13 @@ class Demo:
         return genotypes
 
     def _cohort(
-        self, folder: Path, genotypes: Path, reference: Reference, region: Region, odds: dict[str, float], tokens: int
+        self,
+        folder: Path,
+        genotypes: Path,
+        reference: Reference,
+        region: Region,
+        odds: dict[str, float | None],
+        tokens: int,
     ) -> Finetuning:
         """Settings with phenotypes, sequences and tokens of a part, which are made if they are not there."""
         folder.mkdir(parents=True, exist_ok=True)

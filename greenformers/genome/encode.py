@@ -59,6 +59,8 @@ class Encoding:
     def settings(self) -> dict[str, object]:
         """The settings in the first line of a file."""
         settings = {"reference": self.reference.name, "region": str(self.region), "mode": self.mode}
+        if self.structural != STRUCTURAL[0]:
+            settings["structural"] = self.structural
         return settings | {"alphabet": self.alphabet, "thresholds": asdict(self.thresholds)}
 
 
@@ -239,7 +241,7 @@ def encode(
     everybody = homes_of((source.path, source.people) for source in sources)
     if phenotypes is not None and (unknown := [person for person in everybody if person not in phenotypes]):
         raise ValueError(f"phenotypes must be of everybody, {unknown[0]} has none")
-    done = _resumed(part, head, resume)
+    done = _resumed(part, head, resume, phenotypes is not None)
     for person, phenotype in done.items():
         if person not in everybody or (phenotypes is not None and phenotypes[person] != phenotype):
             raise ValueError(f"{part} is of other people or phenotypes than these, {person} is one; remove it")
@@ -314,8 +316,8 @@ def _added(future: Future[tuple[list[tuple[str, str]], Tally]], tally: Tally | N
     return group
 
 
-def _resumed(part: Path, head: str, resume: bool) -> dict[str, str]:
-    """People written already, with the column after the name; an unfinished last line is cut off."""
+def _resumed(part: Path, head: str, resume: bool, with_phenotypes: bool) -> dict[str, str]:
+    """People written already, with their phenotypes, if there are any; an unfinished last line is cut off."""
     if not part.exists():
         return {}
     if not resume:
@@ -333,7 +335,7 @@ def _resumed(part: Path, head: str, resume: bool) -> dict[str, str]:
             if not line.endswith(b"\n"):
                 break
             person, after, _ = (line + b"\t").split(b"\t", 2)
-            done[person.decode()] = after.decode()
+            done[person.decode()] = after.decode() if with_phenotypes else ""
             end += len(line)
         file.truncate(end)
     return done

@@ -79,6 +79,10 @@ class GenomeMaskedLM(MaskedLM):
             self._blocks[split] = ids[: len(ids) // width * width].view(-1, width)
         return self._blocks[split]
 
+    def places(self, text: Tensor) -> Tensor:
+        """All but those of [SEP] between two sentences, which tell nothing of a genome."""
+        return (text != self.tokenizer.sep_token_id).nonzero().squeeze(1)
+
 
 def _batched(items: Iterable[str], size: int) -> Iterable[list[str]]:
     batch: list[str] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from greenformers.genome.assemblies import is_assembly
 from greenformers.genome.cohort import Cohort
 from greenformers.genome.encode import Source, homes_of, is_reads, people
 from greenformers.genome.files import GenomeError
@@ -67,6 +68,9 @@ class Selection:
                 of the cohort is in no file.
         """
         names = {path: [self.owners[path]] if path in self.owners else people(path) for path in self.paths}
+        for path, owner in self.owners.items():  # of reads the table is believed; haplotypes are a file to read whole
+            if not is_reads(path) and not is_assembly(path) and owner not in people(path):
+                raise GenomeError(f"{path}: has no person {owner}")
         homes = homes_of(names.items())
         selected = homes if self.phenotypes is None else self.phenotypes
         if missing := [name for name in selected if name not in homes]:

@@ -114,9 +114,13 @@ class Pretraining(Network):
             for name in ("region", "sites", "least", "mode", "alphabet", "starts"):
                 if (given := getattr(self, name)) != getattr(Pretraining, name):
                     raise ValueError(f"{name} is for a reference; of sequences it is the file's own, got {given!r}")
+        if self.reference is not None and self.sites is None and self.least != Pretraining.least:
+            raise ValueError(f"least is for sites, and none are given; got {self.least}")
         for name in ("starts", "sentences"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        self.sizes()  # what was mistyped is said before minutes of reading
+        tokenizer, start = self.tokenizer(), self.start()
         sequences: dict[str, list[str]] = {}
         if self.reference is not None:
             sites = None if self.sites is None else Path(self.sites)
@@ -129,8 +133,7 @@ class Pretraining(Network):
                 warnings.warn(without_bases(len(left_out)), stacklevel=2)
         people = None if self.sequences is None else Path(self.sequences)
         source = Genome(sequences, people, self.starts, self.sentences, self.seed)
-        tokenizer = self.tokenizer()
-        return Task(GenomeMaskedLM(source, tokenizer, self.length), tokenizer, self.start())
+        return Task(GenomeMaskedLM(source, tokenizer, self.length), tokenizer, start)
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,12 @@ def epsilon(called: variants.Variants, region: Region, assembly: int) -> list[st
     return genotypes
 
 
-def log_odds(called: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float]:
-    """Sum of the logarithms of the odds ratios of every person's alleles."""
+def log_odds(called: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float | None]:
+    """Sum of the logarithms of the odds ratios of every person's alleles; None where one of them is not known."""
     return [
-        sum(
+        None
+        if any("N" in side for side in both)
+        else sum(
             math.log(cause.odds_ratio) * sum(side[site] == cause.allele for side in both)
             for site, cause in enumerate(causes)
         )
@@ -152,7 +154,7 @@ def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]
 def odds_of(
     path: Path, reference: Reference, region: str | None, preset: str | None, table: Path | None
 ) -> tuple[dict[str, float | None], str]:
-    """Log odds of all people in a file of variants, None where none are published, and the name of their source.
+    """Log odds of all people in a file of variants, None where they are not known, and the name of their source.
 
     Args:
         path: VCF or BCF file.

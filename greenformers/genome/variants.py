@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from greenformers.genome.alleles import MISSING, Edit, Site, reach
+from greenformers.genome.alleles import MISSING, Edit, Site, edit_of, reach
 from greenformers.genome.diplotype import Haplotype, N, encoded
 from greenformers.genome.files import (
     INDEXES,
@@ -247,13 +247,23 @@ def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, li
 def names(path: Path, region: Region) -> dict[int, str]:
     """Names (ID) of the variants of a file in a region, by position, from 1; variants without a name are left out.
 
+    A variant is where it changes bases, which of a deletion is after POS; an insertion is at the base before it. Those
+    of one place have their names with a slash between.
+
     Raises:
         GenomeError: The file cannot be used.
     """
     with told(path, "damaged"), _opened(path) as file:
         if len(file.header.samples):
             file.subset_samples([])
-        return {int(record[1]): record[2] for record in _records(file, path, region) if record[2] != "."}
+        found: dict[int, list[str]] = {}
+        for record in _records(file, path, region):
+            position, name = int(record[1]), record[2]
+            edits = [edit_of(position, record[3].upper(), alt.upper()) for alt in record[4].split(",")]
+            for place in {position if edit is None else edit.start - (not edit.removed) for edit in edits}:
+                if name != "." and name not in found.setdefault(place, []):
+                    found[place].append(name)
+    return {place: "/".join(own) for place, own in found.items() if own}
 
 
 def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.parameters import parameters
-from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
+from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, needed, scores
 from greenformers.measure.record import Record
 from greenformers.speech.recognise import Recogniser, recognised
-from greenformers.speech.recordings import Recordings, of_manifest
+from greenformers.speech.recordings import OnDisk, Recordings, of_manifest
 from greenformers.speech.search import Search, beam_search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train.run import settings_of
@@ -92,6 +92,9 @@ def evaluate(
             raise ValueError(f"runs must have the rate of the first, {rate} Hz, {name} has {own}")
     sounds = _sounds(settings_of(runs[0], SpeechSettings), corpus, layout, split)
     count = min(sounds.size(split), limit or sounds.size(split))
+    needed()
+    if isinstance(sounds, OnDisk):
+        sounds.check(split, count)
     references: list[str] = []
     judged: list[Judged] = []
     for run, recogniser in zip(runs, recognisers, strict=True):

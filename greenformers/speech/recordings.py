@@ -69,6 +69,14 @@ class OnDisk:
     def length(self, index: int) -> float:  # noqa: D102
         return self._used["train"][index][1]
 
+    def check(self, split: str, count: int) -> None:
+        """Read the headers of the first recordings of a split, before the work on them.
+
+        Raises:
+            AudioError: One is damaged, or there is no such file.
+        """
+        _timed(self.corpus.split(split)[:count])
+
     def texts(self) -> Iterable[str]:  # noqa: D102
         return (utterance.text for utterance in self.corpus.split("train"))
 

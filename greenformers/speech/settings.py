@@ -77,7 +77,7 @@ class SpeechSettings(Training):
         from greenformers.speech.augment import Augmentation
         from greenformers.speech.features import Spectrogram
         from greenformers.speech.front_end import POOLED
-        from greenformers.speech.objective import Speech
+        from greenformers.speech.objective import METRICS, Speech
         from greenformers.speech.vocabulary import check_covers, vocabulary, vocabulary_of
         from greenformers.train.task import MODEL, Task
 
@@ -87,7 +87,11 @@ class SpeechSettings(Training):
             raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
         if self.patience is None and self.patience_by != SpeechSettings.patience_by:
             raise ValueError(f"patience_by goes with patience, which is not given; got {self.patience_by!r}")
+        if self.patience_by not in METRICS:
+            raise ValueError(f"patience_by must be one of {', '.join(METRICS)}, got {self.patience_by!r}")
         spectrogram = Spectrogram(rate=self.rate, n_fft=self.n_fft, window=self.window, hop=self.hop)
+        augmentation = Augmentation(speed=self.speed, noise=self.noise, speechless=self.speechless)
+        self.sizes()  # what was mistyped is said before all recordings are looked at
         sounds = self.recordings()
         # The decoder has as many positions for characters.
         positions = int(self.longest * self.rate / self.hop) // POOLED + 2
@@ -102,7 +106,7 @@ class SpeechSettings(Training):
             tokenizer,
             spectrogram,
             augment=self.augment,
-            augmentation=Augmentation(speed=self.speed, noise=self.noise, speechless=self.speechless),
+            augmentation=augmentation,
             longest=positions,
             # The search calls parts of the network, whose sharded weights are whole inside the network's call alone.
             transcripts=0 if self.shard else self.valid_transcripts,

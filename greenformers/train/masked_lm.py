@@ -25,15 +25,17 @@ def masked(
     *,
     share: float = MASKED,
     replaced: tuple[float, float] = (TO_MASK, TO_RANDOM),
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Choose tokens to be predicted, and replace most of them.
 
     Args:
-        tokens: Tokens (N,) int64, without special ones.
+        tokens: Tokens (N,) int64.
         tokenizer: Tokenizer of the tokens.
         source: Source of all random draws.
         share: Share of the tokens that are predicted; at least one is.
         replaced: Shares of the predicted tokens that become [MASK] and a random token; the rest stay.
+        places: Places of tokens that may be predicted, those that are not special; None for all.
 
     Returns:
         The inputs (N,), and the labels (N,), -100 where nothing is predicted.
@@ -41,7 +43,8 @@ def masked(
     # The same number in every block: so the loss of a batch in parts is that of the whole batch.
     count = max(1, round(share * len(tokens)))
     chosen = torch.zeros(len(tokens), dtype=torch.bool)
-    chosen[torch.randperm(len(tokens), generator=source)[:count]] = True
+    places = torch.arange(len(tokens)) if places is None else places
+    chosen[places[torch.randperm(len(places), generator=source)[:count]]] = True
     draws = torch.rand(tokens.shape, generator=source)
     random_tokens = torch.randint(len(tokenizer), tokens.shape, generator=source)
     to_mask, to_random = replaced
@@ -76,9 +79,12 @@ class MaskedLM(LanguageModelling):
     def example(self, split: str, index: int, source: torch.Generator) -> Example:  # noqa: D102
         text = self.blocks(split)[index].long()
         first, last = (torch.tensor([token]) for token in (self.tokenizer.cls_token_id, self.tokenizer.sep_token_id))
-        inputs, labels = masked(text, self.tokenizer, source, replaced=self.replaced)
+        inputs, labels = masked(text, self.tokenizer, source, replaced=self.replaced, places=self.places(text))
         ignored = torch.tensor([IGNORED])
         return {"input_ids": torch.cat([first, inputs, last]), "labels": torch.cat([ignored, labels, ignored])}
+
+    def places(self, text: Tensor) -> Tensor | None:
+        """Places of the tokens of a block that may be predicted; None for all."""
 
     def config(self, **sizes: Any) -> GreenformerConfig:  # noqa: D102
         return super().config(**{"sparse_prediction": True} | sizes)

@@ -214,7 +214,7 @@ def test_apoe(shown, tmp_path):
     table, out = str(tmp_path / "made.tsv"), str(tmp_path / "new.tsv")
     lines = shown("simulate --preset apoe37 --prevalence 0.4", *given, "--variants", path, "--out", table)
     assert re.fullmatch(r".*: (9\d\d|10\d\d|1,0\d\d) people with the made-up disease, 1,[45]\d\d without", lines[0])
-    assert lines[1:] == ["left out: 1 without a published odds ratio"]
+    assert lines[1:] == ["left out: 1 whose odds are not known"]
     lines = shown("encode", path, *given, "--cohort", table, "--out", out)
     assert lines[0].startswith(f"{out}: 2,503 people, diplotypes of ")
     assert lines[-1] == "left out: 0 without phenotype, 1 not in the table"

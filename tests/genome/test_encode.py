@@ -215,6 +215,7 @@ def test_what_a_part_refuses(tmp_path, reference, apart):
         (Encoding(reference, WHOLE, "haplotype"), {}),
         (Encoding(reference, WHOLE, alphabet="thesis"), {}),
         (Encoding(reference, WHOLE, thresholds=Thresholds(depth=4)), {}),
+        (Encoding(reference, WHOLE, structural="refuse"), {}),
         (encoding, {"phenotypes": PHENOTYPES}),
     ]
     for other, given in others:

@@ -207,6 +207,16 @@ def test_sentences_of_several_sequences():
     assert [one in sequences[0] for one in some] == [True] * 4 + [False] * 3
 
 
+def test_neighbours_are_not_copies_of_one_part():
+    sequence = bases(5000, 3)
+    given = {"starts": 20, "first": 20, "shortest": 20, "longest": 40}
+    begins = [sequence.index(one) for one in corpus.sentences([sequence], 0, **given)]
+    near = sum(abs(a - b) < 40 for a, b in pairwise(begins)) / len(begins)
+    assert near < 0.1
+    alone = [sequence.index(one) for one in corpus.sentences([sequence], 0, **given | {"starts": 1})]
+    assert alone == sorted(alone)
+
+
 @pytest.mark.parametrize("count", [0, -5])
 def test_a_count_of_sentences_out_of_range(count):
     with pytest.raises(ValueError, match="count"):

@@ -48,12 +48,15 @@ def test_a_cohort_of_the_files() -> None:
 
 
 def test_a_cohort_with_paths() -> None:
-    for name in ("x", "y"):
-        variants(Path(f"{name}.vcf"), "somebody")
+    for name, person in {"x": "ann", "y": "bob"}.items():
+        variants(Path(f"{name}.vcf"), person)
     rows = table(Path("c.tsv"), "ann\t1\tx.vcf", "bob\t0\ty.vcf", columns="person\tphenotype\tpath")
     sources, others = Selection.of(table=rows).sources()
     assert sources == [Source(Path("x.vcf"), ("ann",)), Source(Path("y.vcf"), ("bob",))]
     assert others == 0
+    variants(Path("y.vcf"), "somebody")
+    with pytest.raises(GenomeError, match=r"^y\.vcf: has no person bob$"):
+        Selection.of(table=rows).sources()
 
 
 @pytest.mark.parametrize("paths", [False, True])

@@ -189,6 +189,14 @@ def test_records_at_one_place(tmp_path, reference, records, first, second, left_
     assert both(tmp_path, reference, *records) == (edited(*first), edited(*second), left_out)
 
 
+def test_a_deletion_has_its_name_where_bases_are_missing(tmp_path):
+    records = [(4, "T", "G"), (6, "CA", "C"), (7, "A", "T"), (9, "C", "CGG"), (12, "T", "C")]
+    path = vcf(tmp_path / "a.vcf", [(*record, "0|1") for record in records])
+    for (place, *_), name in zip(records[:4], ("rs1", "rs2", "rs3", "rs4"), strict=True):  # the last one has none
+        path.write_text(path.read_text().replace(f"19\t{place}\t.", f"19\t{place}\t{name}"))
+    assert variants.names(path, WHOLE) == {4: "rs1", 7: "rs2/rs3", 9: "rs4"}
+
+
 def test_asking_twice_changes_nothing(tmp_path, reference):
     result = found(tmp_path, reference, (4, "T", "G", "0|1"), (4, "T", "C", "0|1"))
     assert [one.sequence() for one in result.haplotypes("ann")] == [one.sequence() for one in result.haplotypes("ann")]

@@ -1,6 +1,7 @@
 """`greenformers genome encode`. Heavy imports are inside the command, so that --help answers at once."""
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,7 @@ def encode(
 ) -> None:
     """Write the diplotype, or both haplotypes, of every person in a region."""
     from greenformers.genome.assemblies import is_assembly, unpaired
-    from greenformers.genome.encode import Encoding, Tally
+    from greenformers.genome.encode import Encoding, Tally, is_reads
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
     from greenformers.genome.reference import Reference
@@ -65,6 +66,11 @@ def encode(
 
     console = terminal.console(stderr=True)
     selection = Selection.of(files or (), cohort)
+    if thresholds != Thresholds() and not any(is_reads(path) for path in selection.paths):
+        given = next(field.name for field in fields(thresholds) if getattr(thresholds, field.name) != field.default)
+        raise ValueError(f"{given} is of reads (BAM or CRAM), and no file has any")
+    if mode == "haplotype" and alphabet != "iupac":
+        raise ValueError(f"alphabet is of pairs: it must be left out with mode haplotype, got {alphabet}")
     for created in make_indexes([*selection.paths, reference]) if index else ():
         print(f"index:  {created}", file=sys.stderr)
     encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds, structural)

@@ -77,4 +77,4 @@ def simulate(
     counts = simulation.write_phenotypes(out, odds, 0.5 if prevalence is None else prevalence, seed, source)
     print(f"{out}: {counts['1']:,} people with the made-up disease, {counts['0']:,} without")
     if counts["left out"]:
-        print(f"left out: {counts['left out']:,} without a published odds ratio")
+        print(f"left out: {counts['left out']:,} whose odds are not known")
