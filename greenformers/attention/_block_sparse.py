@@ -155,10 +155,14 @@ class BlockSparse(Attention):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B H 1 D"]:
-        seen = self.seen_by_last(k.shape[2]) if key_mask is None else None
+        seen = self.seen_by_last(k.shape[2]) if key_mask is None or self.period == 1 else None
         if seen is None:
             return self.forward(q, k, v, key_mask)
-        return of_groups(q, k[:, :, -seen:], v[:, :, -seen:])
+        return of_groups(q, k[:, :, -seen:], v[:, :, -seen:], None if key_mask is None else key_mask[:, -seen:])
+
+    @property
+    def last_shares_masked(self) -> bool:
+        return self.last_shares_keys and self.period == 1
 
     def from_the_front(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         """Attention of texts that begin where the pattern begins."""

@@ -273,9 +273,15 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B H 1 D"]:
         """`forward` of the last position alone, without checks and outside training.
 
-        With `last_shares_keys`, and without a mask, keys and values may have fewer heads, which queries share in order.
+        With `last_shares_keys`, and under a mask `last_shares_masked`, keys and values may have fewer heads, which
+        queries share in order.
         """
         return self.forward(q, k, v, key_mask)
+
+    @property
+    def last_shares_masked(self) -> bool:
+        """Whether `last` takes keys that several heads share as they are, under a mask too."""
+        return False
 
     @property
     def can_step(self) -> bool:

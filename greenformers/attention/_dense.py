@@ -12,13 +12,21 @@ from greenformers._torch import in_transform
 
 
 def of_groups(
-    q: Float[Tensor, "B H N D"], k: Float[Tensor, "B h M D"], v: Float[Tensor, "B h M D"]
+    q: Float[Tensor, "B H N D"],
+    k: Float[Tensor, "B h M D"],
+    v: Float[Tensor, "B h M D"],
+    key_mask: Bool[Tensor, "B M"] | None = None,
 ) -> Float[Tensor, "B H N D"]:
     """softmax(q k^T / sqrt(D)) v for few queries, where each of the h heads of keys is that of H / h heads of queries.
 
     Queries of such heads are queries of one, so that keys and values are not copied.
     """
-    return F.scaled_dot_product_attention(q.reshape(len(q), k.shape[1], -1, q.shape[3]), k, v).reshape(q.shape)
+    of_one = q.reshape(len(q), k.shape[1], -1, q.shape[3])
+    if key_mask is None:
+        return F.scaled_dot_product_attention(of_one, k, v).reshape(q.shape)
+    seen = key_mask.any(1, keepdim=True)  # without any the output is 0, and the softmax must not be one of nothing
+    out = F.scaled_dot_product_attention(of_one, k, v, attn_mask=(key_mask | ~seen)[:, None, None]).reshape(q.shape)
+    return out.masked_fill(~seen[..., None, None], 0.0)
 
 
 def dense_attention(
@@ -91,7 +99,7 @@ def attention_weights(
     bias: Float[Tensor, "b H N M"] | None = None,
 ) -> Float[Tensor, "B H N M"]:
     """softmax(q k^T / sqrt(D) + bias) over the keys a query may see, 0 for one that sees none. Memory O(N M)."""
-    scores = q @ k.mT * q.shape[3] ** -0.5
+    scores = q * q.shape[3] ** -0.5 @ k.mT  # in this order: products of halves may be too large before
     scores = scores if bias is None else scores + bias
     visible = visible_keys(q.shape[2], k.shape[2], key_mask, causal=causal, device=q.device)
     if visible is None:

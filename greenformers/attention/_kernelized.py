@@ -188,7 +188,9 @@ def _side_by_side(
     missing = -count % side
 
     def chunks(x: Tensor, value: float = 0.0) -> Tensor:
-        return F.pad(x, (0, 0, 0, missing), value=value).unflatten(2, (-1, side))
+        # Heads lie between positions: products would copy them, each anew.
+        whole = F.pad(x, (0, 0, 0, missing), value=value) if missing else x
+        return whole.contiguous().unflatten(2, (-1, side))
 
     values = torch.cat([keys.v, keys.v.new_ones(batch, heads, count, 1)], 3)
     phi, of_keys, values = chunks(features.queries(q)), chunks(keys.phi), chunks(values)

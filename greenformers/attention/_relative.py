@@ -121,17 +121,19 @@ class Relative(Attention):
     def _at_once(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B H N D"]:
         """With all scores."""
         N, M, scale = q.shape[2], k.shape[2], q.shape[3] ** -0.5
-        far = self._distances((q + self.v.to(q.dtype)[:, None]) * scale, M)
-        scores = torch.matmul((q + self.u.to(q.dtype)[:, None]) * scale, k.mT).add_(_Shifted.apply(far, M))
-        bias, none = _hidden(key_mask, N, M, self.shape.causal, scores)
-        if bias is not None:
-            scores = scores.add_(bias)
-        weights = scores.softmax(-1)
-        if none is not None:
-            weights = weights.masked_fill(none, 0.0)
-        if self.training and self.dropout:
-            weights = nn.functional.dropout(weights, self.dropout)
-        return weights @ v
+        with full_precision(q):  # as in tiles, so that tokens one by one have the outputs of the whole text
+            x = exact(q)
+            far = self._distances((x + exact(self.v)[:, None]) * scale, M)
+            scores = torch.matmul((x + exact(self.u)[:, None]) * scale, exact(k).mT).add_(_Shifted.apply(far, M))
+            hidden, none = _hidden(key_mask, N, M, causal=self.shape.causal, device=q.device)
+            if hidden is not None:
+                scores = scores.masked_fill(hidden, HIDDEN)
+            weights = scores.softmax(-1)
+            if none is not None:
+                weights = weights.masked_fill(none, 0.0)
+            if self.training and self.dropout:
+                weights = nn.functional.dropout(weights, self.dropout)
+            return (weights @ exact(v)).to(v.dtype)
 
     def _waves(self, N: int, M: int, like: Tensor) -> Float[Tensor, "t d"]:
         """R_t from the farthest key before the last query to the farthest one behind the first."""
@@ -156,7 +158,11 @@ class Relative(Attention):
         if not torch.is_grad_enabled() and not is_traced(q):
             with full_precision(q):
                 F = self._of_distances(q, N, M)
-            return q @ F.to(q.dtype).mT
+            if len(q) == 1:
+                return q @ F.to(q.dtype).mT
+            # By heads: else F would be copied for every text.
+            by_heads = q.transpose(0, 1).flatten(1, 2) @ F.to(q.dtype).mT
+            return by_heads.unflatten(1, (-1, N)).transpose(0, 1)
         R, W_R = self._waves(N, M, q).to(q.dtype), self.W_R.to(q.dtype)
         # The cheaper of two orders: with few queries their products with W_R are fewer than those of the distances.
         if N * D * H * D + N * len(R) * H * D < len(R) * H * D * D + N * len(R) * D:
@@ -203,11 +209,13 @@ def _moved(x: Tensor, M: int) -> Tensor:
     return x if t == 1 else x.view(*x.shape[:2], -1)[:, :, N - 1 :].unfold(2, M, t - 1)
 
 
-def _hidden(key_mask: Tensor | None, N: int, M: int, causal: bool, like: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Bias of the scores that hides keys that are not seen, and which queries see none."""
-    if not causal and key_mask is None:
+def _hidden(
+    key_mask: Tensor | None, N: int, M: int, *, causal: bool, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Which keys each query does not see, None where it sees all; and which queries see none."""
+    if key_mask is None and (not causal or N == 1):
         return None, None
-    hidden = torch.zeros(N, M, dtype=torch.bool, device=like.device)
+    hidden = torch.zeros(N, M, dtype=torch.bool, device=device)
     if causal:
         hidden = torch.ones_like(hidden).triu_(M - N + 1)
     none = None
@@ -215,5 +223,4 @@ def _hidden(key_mask: Tensor | None, N: int, M: int, causal: bool, like: Tensor)
     if key_mask is not None:
         hidden = hidden | ~key_mask[:, None, None]
         none = hidden.all(-1, keepdim=True)
-    least = max(HIDDEN, torch.finfo(like.dtype).min / 4)
-    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, least), none
+    return hidden, none

@@ -141,7 +141,7 @@ class Compressive(Relative):
         query_mask: Bool[Tensor, "B N"] | None,
     ) -> Float[Tensor, "B n"]:
         """Sum of the weights of each key over all kept queries and heads, by content alone."""
-        scores = q @ k.mT * q.shape[3] ** -0.5
+        scores = q * q.shape[3] ** -0.5 @ k.mT
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)

@@ -132,6 +132,8 @@ class Full(Attention):
         v: Float[Tensor, "B H M D"],
         key_mask: Bool[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B H 1 D"]:
-        if key_mask is not None:
-            return self.forward(q, k, v, key_mask)
-        return of_groups(q, k, v)
+        return of_groups(q, k, v, key_mask)
+
+    @property
+    def last_shares_masked(self) -> bool:  # noqa: D102
+        return True

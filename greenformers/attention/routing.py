@@ -205,7 +205,7 @@ class Routing(Attention):
         choice: Int[Tensor, "B H n"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
         out, vectors = self._out(q, k, v, key_mask, query_mask, choice)
-        losses = [self._commitment(x, mask) for x, mask in vectors]
+        losses = [self._commitment(*of) for of in vectors]
         return out, self.commitment * sum(losses, torch.zeros_like(losses[0])) / len(losses)
 
     @torch.no_grad()
@@ -225,8 +225,8 @@ class Routing(Attention):
 
     def _out(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, choice: Tensor | None
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None]]]:
-        """The output; and the vectors that the centroids follow, with their masks."""
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None, Tensor | None]]]:
+        """The output; and what the centroids follow: vectors, their masks and, in training, nearest centroids."""
         q, k, v = self._normal(q, k, v, key_mask, query_mask)
         if self.shape.causal:
             N, M = q.shape[2], k.shape[2]
@@ -235,10 +235,14 @@ class Routing(Attention):
         else:
             query_mask = key_mask if query_mask is None else query_mask
             out, vectors = self._mixed(q, k, v, query_mask, key_mask, choice), [(q, query_mask), (k, key_mask)]
-        if self.training:
-            for x, mask in vectors:
-                self._gather(x, mask)
-        return out, vectors
+        if not self.training:
+            return out, [(x, mask, None) for x, mask in vectors]
+        followed: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        for x, mask in vectors:
+            nearest = self._nearest(x)
+            self._gather(x, mask, nearest)
+            followed.append((x, mask, nearest))
+        return out, followed
 
     def _normal(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
@@ -342,11 +346,10 @@ class Routing(Attention):
         return total.div(times.clamp_(min=1)[:, None]).view(q.shape)
 
     @torch.no_grad()
-    def _gather(self, x: Tensor, mask: Tensor | None) -> None:
+    def _gather(self, x: Tensor, mask: Tensor | None, nearest: Tensor) -> None:
         """Add the vectors nearest to each centroid to the sums of the step."""
         heads, width = self.shape.heads, x.shape[3]
         # Padding is added to a row of its own, which is dropped.
-        nearest = self._near(x).max(2).indices  # (B, H, N)
         if mask is not None:
             nearest = nearest.masked_fill(~mask[:, None], self.clusters)
         place = (nearest + torch.arange(heads, device=x.device)[:, None] * (self.clusters + 1)).flatten()
@@ -356,9 +359,9 @@ class Routing(Attention):
         self.sums += sums.view(heads, -1, width)[:, :-1]
         self.counts += counts.view(heads, -1)[:, :-1]
 
-    def _commitment(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def _commitment(self, x: Tensor, mask: Tensor | None, nearest: Tensor | None) -> Tensor:
         """Mean squared distance to the nearest centroid."""
-        nearest = self._near(x.detach()).max(2).indices
+        nearest = self._nearest(x) if nearest is None else nearest
         own = self.centroids.to(x.dtype)[torch.arange(self.shape.heads, device=x.device)[:, None], nearest]
         far = exact(x - own).square().mean(-1)
         if mask is None:

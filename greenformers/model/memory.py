@@ -127,10 +127,6 @@ class SegmentMemory:
         tensors |= {f"compressed_mask.{index}": x for index, x in enumerate(self.compressed_mask) if x is not None}
         return tensors | ({} if self.mask is None else {"mask": self.mask})
 
-    def rows(self, count: int) -> "SegmentMemory":
-        """The memory of the first `count` sequences."""
-        return self._each(lambda x: x[:count])
-
     def repeated(self, times: int) -> "SegmentMemory":
         """The memory with each sequence repeated, for beams."""
         return self._each(lambda x: x.repeat_interleave(times, 0))

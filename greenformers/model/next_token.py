@@ -73,9 +73,11 @@ def _on_top_of_keys(
     attention: Any, held: GrowingLayer, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
 ) -> Tensor:
     k, v = held.update(k, v)
-    if attention.shares_keys and (key_mask is not None or not attention.mechanism.last_shares_keys):
+    mechanism = attention.mechanism
+    as_they_are = mechanism.last_shares_keys if key_mask is None else mechanism.last_shares_masked
+    if attention.shares_keys and not as_they_are:
         k, v = attention.for_every_head(k), attention.for_every_head(v)
-    out: Tensor = attention.mechanism.last(q, k, v, key_mask)
+    out: Tensor = mechanism.last(q, k, v, key_mask)
     return out
 
 

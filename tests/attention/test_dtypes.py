@@ -5,6 +5,7 @@ import torch
 from cases import draw, each_kind_form, holes, kept
 
 from greenformers.attention import Shape, build
+from greenformers.attention._dense import attention_weights
 
 # float32 without a mask is what most tests run in; float16 is checked on CUDA alone.
 ON_CUDA = [(torch.float16, "cuda", masked) for masked in (False, True)] if torch.cuda.is_available() else []
@@ -62,6 +63,25 @@ def test_autocast_to_bfloat16(row, causal):
         for y in (out, expected)
     )
     torch.testing.assert_close(grads, expected_grads, **TOLERANCE[torch.bfloat16])
+
+
+def test_products_before_they_are_scaled_may_be_beyond_float16():
+    q = torch.full((1, 1, 3, 64), 36.0).half()
+    out = attention_weights(q, q, causal=True)
+    torch.testing.assert_close(out[0, 0, 2], torch.full((3,), 1 / 3).half())
+
+
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive"])
+def test_few_queries_do_not_see_hidden_keys_with_large_scores_in_float16(name):
+    module = build(name, Shape(1, 4, 8, causal=True)).half().eval()
+    with torch.no_grad():
+        module.u.zero_()
+        module.v.zero_()
+        module.W_R.zero_()
+    q, k = torch.full((1, 1, 4, 4), 200.0).half(), torch.full((1, 1, 4, 4), -50.0).half()
+    k[:, :, 3] = 50.0  # a later key, of +20,000 where the others have -20,000
+    v = torch.arange(4.0).half().view(1, 1, 4, 1).expand(-1, -1, -1, 4)
+    torch.testing.assert_close(module(q, k, v)[0, 0, :3, 0], torch.tensor([0.0, 0.5, 1.0]).half())
 
 
 def test_routing_counts_all_vectors_in_bfloat16():
