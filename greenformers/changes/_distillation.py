@@ -111,7 +111,8 @@ def heal(
     )
     if precision == "bf16" and next(model.parameters()).device.type == "cpu":
         examples.multiple = EIGHTS
-    before = {name: x.clone() for name, x in model.state_dict().items()}
+    # What is sharded is a copy.
+    before = {} if sharded else {name: x.clone() for name, x in model.state_dict().items()}
     modes = [(part, part.training) for part in model.modules()]
     try:
         with in_full(model), attending(student):
@@ -126,7 +127,7 @@ def heal(
                 callbacks=(_Progress(progress), *callbacks),
             )  # fmt: skip
     except BaseException as error:
-        model.load_state_dict(before)
+        model.load_state_dict(before, strict=not sharded)
         for part, mode in modes:
             part.training = mode
         if not isinstance(error, DivergedError):
@@ -136,14 +137,15 @@ def heal(
         raise ValueError(
             f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
         ) from error
-    if sharded:
+    model.eval()
+    history.log.insert(0, {"step": 0, "eval_distance": start})
+    # A network that hardly differs from its teacher may only lose by large steps.
+    worse = better and history.stopped is None and reached(history, best=schedule.patience is not None) > start
+    if sharded and not worse:
         held = whole_weights(student)
         own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         put_weights({name: held[f"model.{name}"] for name in own}, model)
-    model.eval()
-    history.log.insert(0, {"step": 0, "eval_distance": start})
-    if better and history.stopped is None and distances(history)[-1] > start:
-        # A network that hardly differs from its teacher may only lose by large steps.
+    elif worse and not sharded:
         model.load_state_dict(before)
     return history
 
@@ -164,6 +166,12 @@ def on_device(device: torch.device, *models: PreTrainedModel) -> Iterator[None]:
 def distances(history: History) -> list[float]:
     """Distances from the teacher on the examples that are not learnt from: before the first step, and as logged."""
     return [value for _, value in history.curve("eval_distance")]
+
+
+def reached(history: History, *, best: bool) -> float:
+    """The distance of the weights that are left: the last, or, where training ends with the best ones, the least."""
+    after = distances(history)[1:]
+    return min(after) if best else after[-1]
 
 
 @contextmanager

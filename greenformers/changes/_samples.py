@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from greenformers._tensors import save_file
 from greenformers.data._rows import Batches, Row, Rows
 from greenformers.data._tasks import task_of
 from greenformers.measure.quality import evaluating

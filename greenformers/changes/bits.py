@@ -71,6 +71,16 @@ class Bits(Coding):
     order: ClassVar[int] = 85
     freezes: ClassVar[bool] = True
 
+    def check_order(self, before: "Sequence[type[Any]]") -> None:
+        """Check also that zeros stay: what makes up for the rounding of other weights, and a single bit, have none."""
+        super().check_order(before)
+        sparsifying = next((kind for kind in before if kind.sparsifies), None)
+        if sparsifying is not None and (self.by not in ("rounding", "awq") or self.rank or (self.bits or 4) < 1.5):
+            raise ValueError(
+                f"bits by {self.by} cannot follow {sparsifying.name()}, whose zeros it would fill: set by to "
+                "rounding or awq, with 1.58 bits at least and no rank"
+            )
+
     def __post_init__(self) -> None:
         from greenformers.solve.grid import BITS, PER
 

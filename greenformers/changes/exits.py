@@ -144,13 +144,16 @@ class Exits(Change):
         self, model: Any, exits: "EarlyExits", whole: Any, learnt: Any, held: Any, path: str, given: Given
     ) -> Report:
         """Train exits that are in place, and choose their threshold."""
+        from contextlib import nullcontext
         from dataclasses import replace
 
+        from greenformers.changes._block_healing import in_float32
         from greenformers.changes._exit_threshold import choose
         from greenformers.changes._exit_training import Learner, train
         from greenformers.changes._options import as_dict
 
-        values, log = train(model, exits, whole, learnt, self.schedule(given.seed), given.progress)
+        with in_float32(model), nullcontext() if whole is None else in_float32(whole):
+            values, log = train(model, exits, whole, learnt, self.schedule(given.seed), given.progress)
         outcomes = Learner(model, exits, whole).measured(
             held, exits.rule.by, lambda share: given.progress("choosing the threshold", share)
         )

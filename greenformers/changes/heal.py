@@ -244,7 +244,7 @@ class Heal(Change):
             return self._apply_to_block(model, given)
         from greenformers.changes._adapters import adapting
         from greenformers.changes._block_healing import in_float32
-        from greenformers.changes._distillation import Distillation, distances, heal, on_device
+        from greenformers.changes._distillation import Distillation, distances, heal, on_device, reached
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
         from greenformers.changes._replacement import Replacement
@@ -284,11 +284,11 @@ class Heal(Change):
             )  # fmt: skip
             if history.stopped is not None:
                 raise Stopped(history.stopped)
-        values = distances(history)
-        said = f"{history.steps} steps of {self.batch_size} examples, distance {values[0]:.4g} -> {values[-1]:.4g}"
+        start, end = distances(history)[0], reached(history, best=self.patience is not None)
+        said = f"{history.steps} steps of {self.batch_size} examples, distance {start:.4g} -> {end:.4g}"
         if self.movement is not None:
             said += f"; {_left(model)} of linear layers kept, by movement"
-        elif values[-1] > values[0]:
+        elif end > start:
             said += ": farther than before, so all weights are as they were before; try a lower learning rate"
         return Report(as_dict(self), said, log=history.log)
 

@@ -159,6 +159,17 @@ def check_target(folder: Path) -> None:
     """
     if folder.exists() and not (folder.is_dir() and (_saved(folder) or not any(folder.iterdir()))):
         raise FileExistsError(f"{folder} exists and holds no compressed network: name another folder")
+    check_movable(folder)
+
+
+def check_movable(folder: Path) -> None:
+    """Check that a folder can be put in the place of another.
+
+    Raises:
+        FileExistsError: It is the working folder, or where a disk is mounted.
+    """
+    if folder.exists() and (folder.is_mount() or folder.name in ("", "..")):
+        raise FileExistsError(f"{folder} cannot be replaced as a whole: name a folder within it")
 
 
 def check_place(folder: Path) -> None:

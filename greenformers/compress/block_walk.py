@@ -34,6 +34,7 @@ from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.quality import evaluating
 from greenformers.solve.loss import output
 from greenformers.solve.share import Share, check_share
+from greenformers.solve.walk import check_patterns
 from greenformers.solve.watch import Batch, call
 from greenformers.train.processes import alone, first_process, processes, processes_here, rank, wait
 
@@ -100,7 +101,9 @@ class Walk:
             ValueError: They do not, or it cannot.
         """
         self._check_together()
-        held = psutil.Process().memory_info().rss
+        for change in self.changes:
+            check_patterns(self.blocks.model, getattr(change, "select", None) or ())
+        held, room = psutil.Process().memory_info().rss, free(torch.device("cpu"))
         first = self.blocks.network(0, self.blocks.read(0))
         shortest = min(self.batches, key=lambda batch: batch[IDS].shape[1])
         batch = {name: x[:1] for name, x in shortest.items()}
@@ -131,7 +134,7 @@ class Walk:
                 f"{disk / 2**30:.1f} GiB of disk are needed beside the result, {available / 2**30:.1f} are free"
             )
         memory = processes_here() * (self.stated - held)
-        if (room := free(torch.device("cpu"))) < memory:
+        if room < memory:
             raise ValueError(f"{memory / 2**30:.1f} GiB of memory are needed, {room / 2**30:.1f} are free")
         each = "" if alone() else f" in each of {processes()} processes"
         return (

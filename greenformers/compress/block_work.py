@@ -5,16 +5,18 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from safetensors.torch import save_file
 from torch import Tensor
 
+from greenformers._tensors import save_file
 from greenformers.compress.blocks import read_tensors
 from greenformers.compress.from_disk import INDEX
 from greenformers.compress.states import Calls, States
+from greenformers.train.checkpoint import replace, sync
 
 AROUND = "around"
 """Name of the part before and behind the blocks."""
@@ -90,16 +92,21 @@ class Work:
     def part(self, number: int | None) -> Part | None:
         """What was done to a part; None where it is not finished."""
         path = self.folder / f"{_name(number)}.json"
-        return Part(**json.loads(path.read_text())) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            return Part(**json.loads(path.read_text()))
+        except ValueError:  # the machine went down before it was on the disk
+            return None
 
     def keep(self, number: int | None, tensors: Mapping[str, Tensor], part: Part) -> None:
         """Write a finished part: its tensors, and then what was done, which makes it finished."""
         self.folder.mkdir(parents=True, exist_ok=True)
         unfinished = self.folder / "unfinished"
         save_file({key: x.contiguous() for key, x in tensors.items()}, unfinished, metadata={"format": "pt"})
+        sync(unfinished)
         unfinished.replace(self.file(number))
-        unfinished.write_text(json.dumps(asdict(part)))
-        unfinished.replace(self.folder / f"{_name(number)}.json")
+        replace(self.folder / f"{_name(number)}.json", json.dumps(asdict(part)))
 
     def write(self, out: Path, numbers: Sequence[int | None], guards: Sequence[str]) -> None:
         """Put the tensors of all parts into a folder, with an index; files without a guard are not written again."""
@@ -118,8 +125,12 @@ class Work:
         (out / INDEX).write_text(json.dumps({"metadata": {"total_size": size}, "weight_map": weight_map}, indent=1))
 
     def remove(self) -> None:
-        """Remove all of it from disk."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove all of it from disk; killed meanwhile, none of it is taken for unfinished work."""
+        rubbish = self.folder.with_name(f".{self.folder.name}.removed")
+        shutil.rmtree(rubbish, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            self.folder.rename(rubbish)
+        shutil.rmtree(rubbish, ignore_errors=True)
 
 
 def _name(number: int | None) -> str:

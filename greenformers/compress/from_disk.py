@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
+from greenformers._tensors import save_file
 from greenformers.changes import Change, Given
 from greenformers.changes._report import CompressionReport, Step
 from greenformers.checkpoint.description import Description
@@ -25,7 +25,7 @@ from greenformers.checkpoint.save import building, check_place, describe
 from greenformers.checkpoint.sentence import POOLED, SentenceFolder, sentence_folder
 from greenformers.checkpoint.structure import structure
 from greenformers.measure.parameters import packed_numbers
-from greenformers.model._transformers import is_left_over, model_from_config
+from greenformers.model._transformers import all_ties, is_left_over, model_from_config
 from greenformers.solve.stream import Stored
 
 BUFFER = 2**30
@@ -129,15 +129,23 @@ def skeleton(folder: Path, *, buffers: bool = False) -> tuple[PreTrainedModel, d
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{folder} is compressed already")
+    if config.dtype is None:  # as `from_pretrained` takes it
+        config.dtype = _float_type(folder)
     with init_empty_weights(include_buffers=False) if buffers else torch.device("meta"):
         model = model_from_config(model_class(described, folder), config)
-    stored = {}
+    stored, ties, names = {}, all_ties(model), {key for key, *_ in slices_of(folder)}
     for key, path, part in slices_of(folder):
-        if is_left_over(model, key):
+        if is_left_over(model, key) or ties.get(key) in names:  # a tied weight that is stored under both names
             continue
         entries = torch.Size(part.get_shape()).numel()
         stored[key] = Stored(path, entries, entries * _itemsize(part.get_dtype()))
     return model.eval(), stored
+
+
+def _float_type(folder: Path) -> torch.dtype | None:
+    """The type of the first tensor of floating-point numbers; None where there is none."""
+    types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return next((types[kind] for _, _, part in slices_of(folder) if (kind := part.get_dtype()) in types), None)
 
 
 def slices_of(folder: Path) -> Iterator[tuple[str, Path, Any]]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from greenformers._tensors import save_file
 from greenformers._torch import leaves, map_leaves
 from greenformers.compress.blocks import Arguments
+from greenformers.train.checkpoint import sync
 
 STATES = "hidden_states"
 
@@ -131,6 +132,7 @@ def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".part")
     save_file(dict(tensors), unfinished)
+    sync(unfinished)
     unfinished.replace(file)
 
 

@@ -170,8 +170,9 @@ def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
         positions = traced.positions
 
         def flops(site: Site, rank: int | None) -> float:
-            if site.kind == "embedding":  # looking up is free, the second factor is not
-                return 0 if rank is None else 2 * positions[site.path] * rank * site.n
+            if site.kind == "embedding":  # looking up is free, the second factor and a tied head are not
+                looked_up = 0 if rank is None else 2 * positions[site.path] * rank * site.n
+                return looked_up + (2 * positions[site.path] * site.parameters(rank) if site.also_head else 0)
             return 2 * positions[site.path] * site.parameters(rank)
 
         return flops

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from greenformers._tensors import save_file
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
 from greenformers.solve.calibrate import APART, DenseRows, Key, Sums, given_rows, has_bias, keys_of

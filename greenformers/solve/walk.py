@@ -13,7 +13,7 @@ experts that transformers holds in one parameter, see `greenformers.solve.units.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -174,6 +174,25 @@ def sites(model: nn.Module, select: Select = None, *, factors: bool = False) -> 
     return [_site(group) for group in chosen]
 
 
+def check_patterns(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Check that each kind or pattern of paths fits a layer of a network.
+
+    Raises:
+        ValueError: One fits none.
+    """
+    layers = [[(path, module)] for path, module in model.named_modules(remove_duplicate=False) if kind_of(module)]
+    for pattern in patterns:
+        _check_fits(pattern, layers)
+
+
+def _check_fits(pattern: str, groups: list[list[tuple[str, nn.Module]]]) -> None:
+    if not any(_fits(pattern, *member) for group in groups for member in group):
+        raise ValueError(
+            f"the selection {pattern!r} matches none of the {len(groups)} weights; "
+            f"kinds are {', '.join(KINDS)}, paths are such as {_examples(groups)}"
+        )
+
+
 def _choosable(group: list[tuple[str, nn.Module]], holders: int) -> bool:
     # Not if something of another class holds the weight too: it would be left with a copy. And an embedding and the
     # linear layer tied to it share both factors, but a tied TransposedLinear would need them transposed.
@@ -189,11 +208,7 @@ def _chosen(groups: list[list[tuple[str, nn.Module]]], select: Select) -> list[l
     else:
         patterns = [select] if isinstance(select, str) else list(select)
         for pattern in patterns:
-            if not any(_fits(pattern, *member) for group in groups for member in group):
-                raise ValueError(
-                    f"the selection {pattern!r} matches none of the {len(groups)} weights; "
-                    f"kinds are {', '.join(KINDS)}, paths are such as {_examples(groups)}"
-                )
+            _check_fits(pattern, groups)
         chosen = [group for group in groups if any(_fits(p, *member) for member in group for p in patterns)]
     if not chosen:
         raise ValueError(f"nothing is selected: of the network's {len(groups)} weights none fits")

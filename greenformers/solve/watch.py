@@ -24,6 +24,7 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
 MASKS = ("attention_mask", "decoder_attention_mask")
+POSITIONS_FIRST = "attention_mask, positions first"
 
 
 def call(model: nn.Module, batch: Batch) -> Any:
@@ -141,10 +142,16 @@ class Padding:
 
     An encoder-decoder has two masks, perhaps of one shape. That of the encoder is for layers of the encoder, and for
     layers of the decoder that read the encoder output.
+
+    Args:
+        encoder: The encoder of an encoder-decoder.
+        window: Number of which the network itself makes the length of its texts a multiple, by padding. Its layers read
+            texts of that length, and some of them the positions first (N, B).
+        turned: Whether all layers read the positions first.
     """
 
-    def __init__(self, encoder: nn.Module | None) -> None:
-        self.encoder = encoder
+    def __init__(self, encoder: nn.Module | None, *, window: int = 1, turned: bool = False) -> None:
+        self.encoder, self._window, self._turned = encoder, window, turned
         self.begin({})
 
     def begin(self, batch: Batch) -> None:
@@ -157,6 +164,13 @@ class Padding:
             labels = None
         if self.encoder is not None and MASKS[1] not in given and labels is not None:
             given[MASKS[1]] = up_to_last_label(labels)  # models make the inputs of the decoder from them
+        tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if self._window > 1 and isinstance(tokens, Tensor) and tokens.dim() == 2:
+            mask = given.get(MASKS[0], torch.ones_like(tokens, dtype=torch.bool))
+            given[MASKS[0]] = mask = F.pad(mask, (0, -mask.shape[1] % self._window))
+            given[POSITIONS_FIRST] = mask.T
+        if self._turned:
+            given = {name: mask.T for name, mask in given.items()}
         self.masks = {name: mask for name, mask in given.items() if not mask.all()}
         self.encoded: Tensor | None = None
 
@@ -169,7 +183,8 @@ class Padding:
         if self.encoder is None:
             return self.masks
         name = MASKS[self.encoded is not None and x is not self.encoded]
-        return {name: self.masks[name]} if name in self.masks else {}
+        names = (name, POSITIONS_FIRST) if name == MASKS[0] else (name,)
+        return {name: self.masks[name] for name in names if name in self.masks}
 
 
 @contextmanager
@@ -177,7 +192,11 @@ def padding(model: nn.Module) -> Iterator[Padding]:
     """A `with` block whose `Padding` tells which positions of its batches are padding."""
     both = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
     encoder = model.get_encoder() if both else None  # type: ignore[operator]
-    masks = Padding(None if encoder is model else encoder)
+    config = getattr(model, "config", None)
+    windows = getattr(config, "attention_window", 1)  # of Longformer and LED, one or of each layer
+    window = max(windows) if isinstance(windows, list | tuple) else windows
+    turned = getattr(config, "model_type", None) == "xlnet"
+    masks = Padding(None if encoder is model else encoder, window=window, turned=turned)
     hook = None if masks.encoder is None else masks.encoder.register_forward_hook(masks.note)
     try:
         yield masks

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from greenformers._tensors import save_file
 from greenformers.checkpoint.save import MARK, building
 from greenformers.checkpoint.sentence import MODULES, SETTINGS, listed
 

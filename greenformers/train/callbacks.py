@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
@@ -138,9 +139,11 @@ class Interruption(TrainerCallback):
     def listening(self) -> Iterator[None]:
         """Handle the signals during training; a second SIGINT ends the run at once.
 
-        One that came after the last step, when there was nothing to end, is passed on to who handled it before.
+        One that came after the last step, when there was nothing to end, is passed on to who handled it before. In a
+        thread, where Python lets nobody handle signals, they are left to the main thread.
         """
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+        before = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:

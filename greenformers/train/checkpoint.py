@@ -40,13 +40,14 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
     files = {file.name: _fingerprint(file) for file in sorted(unfinished.iterdir())}
     (unfinished / MANIFEST).write_text(json.dumps(files, indent=1))
     for file in unfinished.iterdir():
-        _sync(file)
-    _sync(unfinished)
+        sync(file)
+    sync(unfinished)
     whole = folder / f"step-{step}"
     _discard(whole)  # a damaged one of this step, which resuming skipped
     unfinished.rename(whole)
-    _sync(folder)
-    for old in _by_step(folder)[keep:]:
+    sync(folder)
+    # A damaged one of a later step, which resuming skipped, is none of those that are kept.
+    for old in [path for path in _by_step(folder) if _step_of(path) <= step][keep:]:
         _discard(old)
     return whole
 
@@ -106,14 +107,17 @@ def replace(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
     unfinished.write_text(text)
-    _sync(unfinished)
+    sync(unfinished)
     unfinished.replace(path)
 
 
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints, newest first."""
-    checkpoints = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(checkpoints, reverse=True)]
+    return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), key=_step_of, reverse=True)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def _discard(checkpoint: Path) -> None:
@@ -130,7 +134,8 @@ def _fingerprint(file: Path) -> dict[str, Any]:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,5 +1,6 @@
 """Classification and regression of sequences: of images or of texts."""
 
+from math import nan
 from typing import Any
 
 import torch
@@ -148,8 +149,9 @@ class TextRegression(TextClassification):
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
         """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error."""
         x, y = self.predicted(model, split, batch_size)
+        broken = bool(x.isnan().any())  # numbers that are none have no order
         return {
-            "spearman": 100 * spearman(x.numpy(), y.numpy()),
-            "pearson": 100 * pearson(x.numpy(), y.numpy()),
+            "spearman": nan if broken else 100 * spearman(x.numpy(), y.numpy()),
+            "pearson": nan if broken else 100 * pearson(x.numpy(), y.numpy()),
             "rmse": (x - y).square().mean().sqrt().item(),
         }

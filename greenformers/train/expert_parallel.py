@@ -44,10 +44,14 @@ def spread(model: nn.Module, group: Any = None) -> list[str]:
             raise ValueError(f"the experts of {path or 'the network'} are spread already")
         if mixture.experts % processes:
             raise ValueError(f"processes must divide the {mixture.experts} experts, got {processes}")
-    for mixture in mixtures.values():
-        for holder, name, weight in _of_experts(mixture):
+    parts: dict[int, nn.Parameter] = {}  # layers that share their weights share the parts of them
+    whole = [(holder, name, weight) for mixture in mixtures.values() for holder, name, weight in _of_experts(mixture)]
+    for holder, name, weight in whole:
+        if id(weight) not in parts:
             own = weight.detach().chunk(processes)[rank].clone()
-            setattr(holder, name, nn.Parameter(own, weight.requires_grad))
+            parts[id(weight)] = nn.Parameter(own, weight.requires_grad)
+        setattr(holder, name, parts[id(weight)])
+    for mixture in mixtures.values():
         mixture.group = group
     return list(mixtures)
 
@@ -75,11 +79,15 @@ def average_gradients(model: nn.Module, group: Any = None) -> None:
 
 def gather(model: nn.Module) -> None:
     """Put all experts back into every process, in place: to save the network, say. Call it in all of them."""
-    for mixture in _spread(model):
-        for holder, name, weight in _of_experts(mixture):
-            parts = [torch.empty_like(weight) for _ in range(dist.get_world_size(mixture.group))]
-            dist.all_gather(parts, weight.detach().contiguous(), group=mixture.group)
-            setattr(holder, name, nn.Parameter(torch.cat(parts), weight.requires_grad))
+    mixtures, wholes = _spread(model), dict[int, nn.Parameter]()
+    spread = [(mixture.group, *place) for mixture in mixtures for place in _of_experts(mixture)]
+    for group, holder, name, weight in spread:
+        if id(weight) not in wholes:
+            parts = [torch.empty_like(weight) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, weight.detach().contiguous(), group=group)
+            wholes[id(weight)] = nn.Parameter(torch.cat(parts), weight.requires_grad)
+        setattr(holder, name, wholes[id(weight)])
+    for mixture in mixtures:
         mixture.group = None
 
 

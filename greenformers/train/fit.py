@@ -9,8 +9,11 @@ from typing import Any, get_args
 
 import torch
 from rich.console import Console
+from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from greenformers.attention.longformer import Longformer
+from greenformers.blocks.star import Star
 from greenformers.train import checkpoint, low_rank
 from greenformers.train.bf16 import Precision, recomputed
 from greenformers.train.callbacks import Interruption, Pace, Patience, Until, Watch
@@ -274,8 +277,7 @@ def _fit(
     if sharded:
         replace(schedule, shard=True)  # refuses what cannot be sharded
     arguments = trainer_arguments(schedule, stream, folder)
-    # Pre-training uses no pooling.
-    if getattr(getattr(model, "base_model", None), "pool", None) is not None:
+    if any(map(_has_idle_parameters, model.modules())):
         arguments.ddp_find_unused_parameters = True
     way = schedule.low_rank_training
     if way == "spectral" and start is None:
@@ -304,6 +306,17 @@ def _fit(
         trainer.load_best()
     log = [entry for entry in trainer.state.log_history if "train_runtime" not in entry]
     return History(watch.seconds, log, stream.steps_an_epoch, reached, stopped)
+
+
+def _has_idle_parameters(module: nn.Module) -> bool:
+    """Whether some parameters of a module may have no gradient, for which data parallelism would wait.
+
+    Pre-training uses no pooling; nobody reads the relay behind the last layer of a star; and without global positions
+    Longformer has no use for their projections.
+    """
+    if isinstance(module, Longformer):
+        return not module.globals
+    return isinstance(module, Star) or isinstance(getattr(module, "pool", None), nn.Module)
 
 
 def per_process(schedule: Schedule, *, whole: bool = False) -> int:

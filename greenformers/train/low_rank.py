@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from greenformers._tensors import save_file
 from greenformers.lowrank.experts import ExpertsLED
 from greenformers.lowrank.factorize import factorize
 from greenformers.lowrank.linear import LED, HeadLED

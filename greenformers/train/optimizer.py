@@ -117,6 +117,10 @@ def muon_and_adamw(
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix inside a layer of a stack: no embedding, nothing before or after the layers."""
+    """Whether a parameter is a matrix inside a layer of a stack: no embedding, nothing before or after the layers.
+
+    Biases of all experts of a layer, and of all distances and heads, are tables and no matrices.
+    """
     parts = name.split(".")
-    return parameter.ndim == 2 and any(part.isdecimal() for part in parts) and "embed" not in name
+    inside = any(part.isdecimal() for part in parts) and "embed" not in name
+    return parameter.ndim == 2 and inside and "bias" not in parts[-1]

@@ -181,7 +181,8 @@ class Pipeline:
 
     def _groups(self, model: PreTrainedModel, decay: float) -> list[dict[str, object]]:
         """Parameter groups of AdamW: normalisations and biases do not decay, as with the Trainer."""
-        decaying = set(parameters_outside(model, [nn.LayerNorm], ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]))
+        names = ["bias", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+        decaying = set(parameters_outside(model, [nn.LayerNorm, nn.RMSNorm], names))
         groups: list[dict[str, object]] = []
         for decays, rate in ((True, decay), (False, 0.0)):
             parameters = [p for name, p in self.own.items() if (name in decaying) == decays]

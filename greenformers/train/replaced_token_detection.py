@@ -88,7 +88,7 @@ class GeneratorAndDiscriminator(GreenformerPreTrainedModel):
     def replace(self, input_ids: Tensor, labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Draw a token for every mask: tokens (B, N), and labels (B, N), 1 where the token is not the original."""
         masked = labels != IGNORED
-        scores = logits if logits.dim() == 2 else logits[masked]  # (n, V)
+        scores = (logits if logits.dim() == 2 else logits[masked]).float()  # (n, V); in half precision many would tie
         # Gumbel's trick: the argmax of scores plus such noise is a draw from their softmax.
         noise = -torch.empty_like(scores).exponential_().log()
         drawn = input_ids.masked_scatter(masked, (scores + noise).argmax(-1))

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from greenformers._tensors import save_file
 from greenformers.train import checkpoint
 from greenformers.train.lottery import Lottery, Masked, Masks, dropped, everything, left, shuffled
 from greenformers.train.stream import generator

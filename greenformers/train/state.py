@@ -9,35 +9,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from greenformers._tensors import save_file
 from greenformers.train.checkpoint import write_json
 
 MODEL, OPTIMIZER, SCHEDULE = "model.safetensors", "optimizer.safetensors", "schedule.json"
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, each tensor once. Every process must call this, and gets all of it."""
+def weights(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+    """Parameters and buffers by name, each tensor once. Every process must call this; without `keep` it gets none."""
     seen: set[int] = set()
     whole = {}
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]:
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            whole[name] = _whole(tensor)
+            value = _whole(tensor)
+            if keep:
+                whole[name] = value
     return whole
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """State of the optimiser, named by parameter and kind. Every process must call this, and gets all of it."""
-    return {
-        f"{name}/{kind}": _whole(value)
-        for name, parameter in model.named_parameters()
-        for kind, value in optimizer.state.get(parameter, {}).items()
-    }
+def optimizer_state(model: nn.Module, optimizer: Optimizer, *, keep: bool = True) -> dict[str, Tensor]:
+    """State of the optimiser, named by parameter and kind; see `weights`."""
+    whole = {}
+    for name, parameter in model.named_parameters():
+        for kind, value in optimizer.state.get(parameter, {}).items():
+            moment = _whole(value)
+            if keep:
+                whole[f"{name}/{kind}"] = moment
+    return whole
 
 
 def save(

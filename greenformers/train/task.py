@@ -176,7 +176,8 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     own = model.state_dict()
     tied = set(model.all_tied_weights_keys)
     body = f"{model.base_model_prefix}."
-    kind = json.loads((folder / "config.json").read_text())["architectures"][0]
+    described = json.loads((folder / "config.json").read_text())
+    kind = described["architectures"][0]
     for name, tensor in own.items():
         same = name in stored and stored[name].shape == tensor.shape
         if not name.startswith(body) and not (same and kind == type(model).__name__):
@@ -191,4 +192,9 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     for name in below:
         if name not in own:
             raise ValueError(f"init must be a network of the same slots as this one: it alone has {name}")
+    config = model.config.to_dict()
+    for name in ("num_attention_heads", "residual", "position"):  # which no shape of a weight tells
+        if name in described and described[name] != config.get(name):
+            found = f"its {name} is {described[name]}, that of this one {config.get(name)}"
+            raise ValueError(f"init must be a network of the same slots as this one: {found}")
     model.load_state_dict({name: tensor for name, tensor in stored.items() if name in own}, strict=False)

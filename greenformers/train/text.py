@@ -92,7 +92,8 @@ def mean_loss(
 ) -> float:
     """Mean loss in nats of a labelled token over a whole split, whatever the batch size.
 
-    Each row of the batches begins with an empty segment memory.
+    With a segment memory the split is read from its beginning to its end, a block at a time: of several rows each would
+    begin without a memory, and the loss would depend on how many there are.
 
     Args:
         model: A model that the objective has built.
@@ -104,12 +105,8 @@ def mean_loss(
     memory = objective.memory if memory is None else memory
     total = torch.zeros((), dtype=torch.float64)
     count = 0
-    order = in_rows(objective.size(split), batch_size) if memory else None
     loader: DataLoader[Example] = DataLoader(
-        Numbered(objective, split),
-        batch_size=1 if order else batch_size,
-        batch_sampler=order,
-        collate_fn=objective.collate,
+        Numbered(objective, split), batch_size=1 if memory else batch_size, collate_fn=objective.collate
     )
     device = next(model.parameters()).device
     held = SegmentMemory(memory) if memory else None
@@ -119,15 +116,8 @@ def mean_loss(
             if held is None:
                 out = model(**batch, num_items_in_batch=1)
             else:
-                rows = len(next(iter(batch.values())))
-                out = model(**batch, num_items_in_batch=1, memory=held.rows(rows))
+                out = model(**batch, num_items_in_batch=1, memory=held)
                 held = out.memory
             total += out.loss.cpu()
             count += objective.scored(batch)
     return total.item() / count
-
-
-def in_rows(size: int, rows: int) -> list[list[int]]:
-    """Batches of up to `rows` rows, each of which reads a consecutive part of its own; the last rows end first."""
-    steps = -(-size // min(rows, size))
-    return [list(range(step, size, steps)) for step in range(steps)]

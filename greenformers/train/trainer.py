@@ -5,11 +5,14 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from accelerate.utils import broadcast_object_list
+from safetensors.torch import load_file
+from torch import nn
 from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
+from greenformers._tensors import save_file
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.bf16 import AttentionInFloat32
@@ -20,6 +23,16 @@ from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
 
 MEMORY = "memory.safetensors"
+
+
+def names_in(model: nn.Module, kind: type[nn.Module]) -> set[str]:
+    """Names of the parameters that modules of a kind hold themselves."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, kind)
+        for name, _ in module.named_parameters(recurse=False)
+    }
 
 
 class ResumableTrainer(Trainer):
@@ -85,8 +98,9 @@ class ResumableTrainer(Trainer):
         return self.optimizer
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Names of the parameters that decay: those of the Trainer, without factors whose product decays."""
-        names = super().get_decay_parameter_names(model)
+        """Names of the parameters that decay: those of the Trainer, without norms and factors whose product decays."""
+        norms = names_in(model, nn.RMSNorm)
+        names = [name for name in super().get_decay_parameter_names(model) if name not in norms]
         if not self._decays_products:
             return names
         apart = {id(factor) for pair in factors(model).values() for factor in pair}
@@ -122,8 +136,12 @@ class ResumableTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Score the validation split, as the objective does; every process scores all of it."""
+        """Score the validation split, as the objective does; every process scores all of it.
+
+        The first one's scores count, so that all agree when training ends: processors differ in the last bit.
+        """
         scores = self._objective.evaluate(self.model, "valid", self.args.per_device_eval_batch_size)
+        (scores,) = broadcast_object_list([scores])
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -143,7 +161,8 @@ class ResumableTrainer(Trainer):
             return
         whole = self.accelerator.unwrap_model(self.model_wrapped)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
-        tensors, moments = state.weights(whole), state.optimizer_state(whole, optimizer)
+        keep = self.is_world_process_zero()  # which writes them: n processes with all of it would hold n times as much
+        tensors, moments = state.weights(whole, keep=keep), state.optimizer_state(whole, optimizer, keep=keep)
 
         def fill(folder: Path) -> None:
             state.save(folder, tensors, moments, self.lr_scheduler, self.accelerator.scaler)
@@ -151,14 +170,15 @@ class ResumableTrainer(Trainer):
                 save_file(self._memory.tensors(), folder / MEMORY)
             self.state.save_to_json(str(folder / "trainer_state.json"))
 
-        if self.is_world_process_zero():
+        if keep:
             checkpoint.write(self._folder, self.state.global_step, fill, self._keep)
         self.accelerator.wait_for_everyone()
 
     def save_best(self) -> None:
         """Save the weights as the best so far."""
-        tensors = state.weights(self.accelerator.unwrap_model(self.model_wrapped))
-        if self.is_world_process_zero():
+        keep = self.is_world_process_zero()
+        tensors = state.weights(self.accelerator.unwrap_model(self.model_wrapped), keep=keep)
+        if keep:
             state.save_weights(self._folder / "best", tensors)
 
     def load_best(self) -> None:

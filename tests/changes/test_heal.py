@@ -108,6 +108,16 @@ def test_the_parts_of_the_loss():
     assert found["similarities"] == pytest.approx(((tables[0] - tables[1]) ** 2).mean().item(), abs=1e-6)
 
 
+def test_with_patience_the_best_weights_are_left_and_said(monkeypatch):
+    small, original = pair()
+    seen = iter([1.0, 0.5, 1.2, 1.3, 1.4])
+    monkeypatch.setattr(Distillation, "evaluate", lambda *_: {"distance": next(seen)})
+    before = copy.deepcopy(small.state_dict())
+    report = Heal(steps=40, batch_size=8, learning_rate=3e-3, patience=2).apply(small, given(original))
+    assert report.summary.endswith("distance 1 -> 0.5")
+    assert any(not torch.equal(x, before[name]) for name, x in small.state_dict().items())
+
+
 def test_in_bf16_products_are_narrow_and_the_loss_is_not():
     small, original = pair()
     batch = rows(small).collate([rows(small)[at] for at in range(8)])

@@ -1,5 +1,6 @@
 """A checkpoint is whole or is not there: every moment at which writing one can end."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -7,8 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
-from greenformers.train import checkpoint
+from greenformers._tensors import save_file
+from greenformers.train import checkpoint, state
 
 
 def fill(folder: Path, text: str = "some weights") -> None:
@@ -21,17 +25,26 @@ def silent(message: str) -> None:
 
 
 def test_the_newest_is_found_and_the_oldest_go(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 9):
+    for step in (1, 2, 9, 10):
         checkpoint.write(tmp_path, step, fill, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-9"]
     assert checkpoint.newest(tmp_path, silent) == tmp_path / "step-10"
     assert checkpoint.newest(tmp_path / "nothing", silent) is None
 
 
+def test_a_damaged_one_of_a_later_step_takes_no_place(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, 37, fill, keep=1)
+    truncate(tmp_path / "step-37" / "model.safetensors")
+    for step in (10, 20):
+        checkpoint.write(tmp_path, step, fill, keep=1)
+    assert checkpoint.newest(tmp_path, lambda _: None) == tmp_path / "step-20"
+    assert not (tmp_path / "step-10").exists()
+
+
 # What a writing process asks of the system, in the order it does so. It is ended just before its n-th request.
 REQUESTS = (
     ("pathlib.Path", "mkdir"), ("pathlib.Path", "write_text"), ("pathlib.Path", "rename"),
-    ("greenformers.train.checkpoint", "_sync"), ("shutil", "rmtree"), ("os", "unlink"), ("os", "rmdir"),
+    ("greenformers.train.checkpoint", "sync"), ("shutil", "rmtree"), ("os", "unlink"), ("os", "rmdir"),
 )  # fmt: skip
 
 
@@ -92,6 +105,28 @@ def test_a_full_disk_leaves_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         checkpoint.write(tmp_path, 2, full, keep=1)
     assert checkpoint.newest(tmp_path, silent) == tmp_path / "step-1"
+
+
+def test_tensors_for_which_there_is_no_room_are_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("greenformers._tensors.save", full)
+    with pytest.raises(OSError, match=r"No space left on device.*x\.safetensors") as error:
+        save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
+    assert error.value.errno == errno.ENOSPC
+
+
+def test_only_the_process_that_writes_holds_the_state() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert state.weights(model).keys() == {"weight", "bias"}
+    assert len(state.optimizer_state(model, optimizer)) == 6
+    assert state.weights(model, keep=False) == state.optimizer_state(model, optimizer, keep=False) == {}
 
 
 def truncate(path: Path) -> None:

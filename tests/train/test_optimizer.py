@@ -29,6 +29,14 @@ def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return {name: x.detach() - before[name] for name, x in model.named_parameters()}
 
 
+def test_tables_of_biases_are_no_matrices() -> None:
+    model = network(position="t5", feed_forward="switch", feed_forward_options={"experts": 2})
+    two = {name for name, x in model.named_parameters() if x.ndim == 2 and ".layers." in name}
+    tables = {name for name in two if "bias" in name.rpartition(".")[2]}
+    assert tables
+    assert not tables & {name for name, x in model.named_parameters() if is_matrix(name, x)}
+
+
 @pytest.mark.parametrize("rank", [None, 3])
 def test_matrices_move_alike_in_all_directions_and_the_rest_as_by_adamw(rank: int | None) -> None:
     model, other = network(rank=rank), network(rank=rank)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,15 @@ def test_a_signal_that_comes_after_the_last_step_is_not_lost(last: bool) -> None
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_in_a_thread_signals_are_left_to_the_main_one() -> None:
+    def work() -> None:
+        with Interruption().listening():
+            pass
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
 def test_a_signal_to_another_process_ends_this_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "_anywhere", lambda _: True)
     settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data")})
@@ -246,6 +256,10 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
         ({"layers": 2}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.1"),
         ({"variant": "lrt"}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.0"),
         ({"init": str(runs["causal_lm"])}, "init must be a network of the same slots as this one: it has no encoder"),
+        (
+            {"heads": 6},
+            r"init must be a network of .*: its num_attention_heads is \d, that of this one 6",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             replace(settings, **changed).task().network()
