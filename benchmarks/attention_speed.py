@@ -43,7 +43,8 @@ DENSE_UP_TO = 4096
 CAUSAL_PEERS_UP_TO = 2048
 """Of those that keep N x D x F numbers several times over: 8 GiB at N 4,096, 32 at 16,384."""
 ON_AVERAGE = 1.5
-Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+Call = Callable[..., Tensor]
+"""A function of q, k and v (B, H, N, D), or of what its `inputs` makes of these."""
 
 BENCHMARK = Benchmark(
     __file__,
@@ -147,22 +148,32 @@ class Part(nn.Module):
         return x.chunk(3, -1)[self.index]
 
 
-def joined(module: Callable[[Tensor], Any]) -> Call:
-    """A module that projects its input itself, fed with what its projections are to give."""
+@dataclass(frozen=True)
+class Joined:
+    """A module that projects its input itself, fed with what its projections are to give: q, k and v side by side.
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = module(torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k, v)], -1))
+    Attributes:
+        module: of the peer.
+    """
+
+    module: Callable[[Tensor], Any]
+
+    def inputs(self, *given: Tensor) -> tuple[Tensor]:
+        """(B, N, 3 d) of q, k and v (B, H, N, D): made before anything is timed."""
+        return (torch.cat([x.transpose(1, 2).flatten(2) for x in given], -1),)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output of the module."""
+        out = self.module(x)
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first
-
-    return call
 
 
 def nystrom_attention(_: int) -> Call:
     package = importlib.import_module("nystrom_attention")
     module = package.NystromAttention(HEADS * DIM, dim_head=DIM, heads=HEADS, num_landmarks=LANDMARKS, residual=False)
     module.to_qkv = module.to_out = nn.Identity()
-    return joined(module)
+    return Joined(module)
 
 
 def transformers_nystromformer(length: int) -> Call:
@@ -174,7 +185,7 @@ def transformers_nystromformer(length: int) -> Call:
     module.conv_kernel_size = None
     for index, name in enumerate(("query", "key", "value")):
         setattr(module, name, Part(index))
-    return joined(module)
+    return Joined(module)
 
 
 def performer(causal: bool) -> Callable[[int], Call]:
@@ -224,17 +235,19 @@ CONTESTS = (
 
 
 def ready(call: Call, length: int, training: bool) -> Callable[[], object]:
-    """A forward pass, or a forward and a backward pass, on drawn q, k and v."""
+    """A forward pass, or a forward and a backward pass, on drawn q, k and v, which lie as projections give them."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, HEADS, length, DIM, requires_grad=training) for _ in range(3))
+    drawn: Sequence[Tensor] = [torch.randn(1, length, HEADS, DIM).transpose(1, 2) for _ in range(3)]
+    given = [x.requires_grad_(training) for x in (call.inputs(*drawn) if isinstance(call, Joined) else drawn)]
 
     def forward() -> Tensor:
         with torch.inference_mode():
-            return call(q, k, v)
+            return call(*given)
 
     def both() -> None:
-        call(q, k, v).sum().backward()
-        q.grad = k.grad = v.grad = None
+        call(*given).sum().backward()
+        for x in given:
+            x.grad = None
 
     return both if training else forward
 

@@ -42,7 +42,8 @@ def main(run: Run) -> bool:
     for place in places:
         given = routed(TOKENS[place])
         calls = {name: call(layer, given) for name, layer in layers.items()}
-        times = run.times(calls, repeats=21, quick=3)
+        with torch.inference_mode():
+            times = run.times(calls, repeats=21, quick=3)
         fastest = min(times[EAGER].median, times[GROUPED].median)
         for name, timing in times.items():
             ratio = times[EAGER].median / timing.median

@@ -13,6 +13,7 @@ transformers, which makes a matrix of N x N to show its weights, too.
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -101,11 +102,15 @@ def given(module: nn.Module, *, positions_first: bool) -> Callable[[Tensor, Tens
     for name, place in places.items():
         setattr(module, name, place)
 
+    @cache
+    def zeros(length: int) -> Tensor:
+        return torch.zeros(1, length, HEADS * DIM)
+
     def feed(*tensors: Tensor) -> Tensor:
         for place, x in zip(places.values(), tensors, strict=True):
             rows = x.transpose(1, 2).flatten(2)  # (B, N, d)
             place.value = rows.transpose(0, 1) if positions_first else rows
-        return tensors[0].new_zeros(1, tensors[0].shape[2], HEADS * DIM)
+        return zeros(tensors[0].shape[2])
 
     return feed
 

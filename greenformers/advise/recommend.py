@@ -20,6 +20,7 @@ from greenformers.measure.bench import NAMES, call
 from greenformers.measure.device import device_of
 from greenformers.measure.grid import BASELINE, Cell, Network, Stack, cells, possible, refusal, variants
 from greenformers.measure.latency import interleaved
+from greenformers.measure.limit import free
 from greenformers.measure.record import Record
 
 PUBLISHED_CHANGE = 512
@@ -171,10 +172,14 @@ def measured(
     best: dict[int, float] = {}
     for row in usable:
         best[group_of(row)] = min(row.seconds, best.get(group_of(row), row.seconds))
-    hopeful = [
-        row for row in usable if row.evidence != "measured here" and row.seconds <= HOPEFUL * best[group_of(row)]
-    ]
     dense = next(row for row in rows if row.cell.variant == BASELINE)
+    room = free(torch.device(need.device)) / 2  # a few are in memory side by side, of one layer each
+    if dense.memory > room:
+        return list(rows)
+    hopeful = [
+        row for row in usable
+        if row.evidence != "measured here" and row.seconds <= HOPEFUL * best[group_of(row)] and row.memory <= room
+    ]  # fmt: skip
     began, times = monotonic(), dict[Cell, float]()
     for start in range(0, len(hopeful), BESIDE):
         if times and monotonic() - began > seconds:

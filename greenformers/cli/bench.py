@@ -47,7 +47,7 @@ def bench(
     country: Country = "USA",
     results: Annotated[
         Path, typer.Option(help="JSONL file that the records are appended to; cells in it are not measured again.")
-    ] = Path("results/bench.jsonl"),
+    ] = Path("bench/bench.jsonl"),
     out: Annotated[Path, typer.Option(help="Folder of the figures and their page.")] = Path("bench"),
     published: Annotated[
         Path | None, typer.Option(help="Folder with the published figures, which are drawn beside the measured ones.")
@@ -58,7 +58,7 @@ def bench(
     from greenformers.measure.bench import setting
     from greenformers.measure.grid import cells, refusal
     from greenformers.measure.grid import variants as every
-    from greenformers.measure.record import append, context, read
+    from greenformers.measure.record import append, check_machine, context, read
     from greenformers.report.published import STUDY, absent
     from greenformers.report.study import write
 
@@ -73,6 +73,7 @@ def bench(
         console.print(line, markup=False, soft_wrap=True)
     grid = [cell for cell in asked if cell not in reasons]
     records = read(results) if results.exists() else []
+    check_machine([record for record in records if record.benchmark == "bench"], results)
     with terminal.Steps(console) as steps:
         for measured in run(grid, network, how, context(terminal.command(), how.seed), records, steps):
             append(results, measured)

@@ -39,8 +39,12 @@ def export(
         int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
     ] = None,
     lengths: Annotated[
-        str, typer.Option(help="Lengths in tokens at which latency is measured, with commas; '' for none.")
-    ] = "128",
+        str | None,
+        typer.Option(
+            help="Lengths in tokens at which latency is measured, with commas; '' for none. By default 128, or the "
+            "longest input of the model."
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Texts in a batch whose latency is measured.")] = 8,
     results: Results = None,
 ) -> None:
@@ -66,7 +70,7 @@ def export(
     console = terminal.console()
     names = [name.strip() for name in formats.split(",") if name.strip()]
     check_formats(names)
-    measured = terminal.numbers("lengths", lengths)
+    measured = None if lengths is None else terminal.numbers("lengths", lengths)
     for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -80,6 +84,9 @@ def export(
         assert isinstance(examples, Texts)
     network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
     most = reach(network) or 128
+    measured = [min(128, most)] if measured is None else measured
+    if reach(network) is not None and any(asked > most for asked in measured):
+        raise ValueError(f"lengths must be at most {most}, the longest input of the model, got {max(measured)}")
     with terminal.Steps(console) as steps:
         records, checked = deploy(
             network, tokenizer, out, names, examples=examples, loss=loss,

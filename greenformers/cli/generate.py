@@ -38,13 +38,14 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
 ) -> None:
     """Continue texts with a trained language model, or translate or summarise them with an encoder-decoder."""
+    from greenformers.data._files import read_lines
     from greenformers.train.evaluate import written
     from greenformers.train.generation import Writing
 
     if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
         raise ValueError("temperature, top_k and top_p are of sampling: give --sample too")
     terminal.quiet()
-    texts = [*(prompt or []), *(prompts.read_text().splitlines() if prompts else [])]
+    texts = [*(prompt or []), *(read_lines(prompts) if prompts else [])]
     options: dict[str, Any] = {
         "writing": Writing(beams, length_penalty, no_repeat, min_new_tokens),
         "do_sample": sample,

@@ -103,7 +103,7 @@ def recommend(
     from greenformers.advise.recommend import Need, finding, measured
     from greenformers.advise.recommend import recommend as run
     from greenformers.measure.bench_options import MODES, Network
-    from greenformers.measure.record import read
+    from greenformers.measure.record import check_machine, read
     from greenformers.report.advice import table
     from greenformers.report.fit import fitted
 
@@ -112,6 +112,8 @@ def recommend(
     network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     benched = [] if records is None else read(records)
+    if records is not None:
+        check_machine(benched, records)
     with terminal.Steps(console) as steps:
         by_mode = prices(rates(device))
         rows = run(need, by_mode, rank_values, records=benched, progress=steps)

@@ -71,7 +71,8 @@ def static(
         check_pairs(pairs)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     lines = list(dict.fromkeys(line for line in learnt.lines if line.strip()))
-    with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
+    goes_on = "the same command goes on" if teacher_cache else "the same command begins anew, without --teacher-cache"
+    with terminal.resumable(goes_on), terminal.Steps(console) as steps:
         encoder, how = learned_by(
             network, lines, tokenizer=tokenizer, dims=dims, length=length, cache=teacher_cache, progress=steps
         )

@@ -20,7 +20,7 @@ def export(
     texts: Sequence[str] | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     loss: float | None = None,
-    length: int = 128,
+    length: int | None = None,
     progress: Callable[[str, float], None] = lambda *_: None,
 ) -> "list[Record]":
     """Write a model for several runtimes, each in the form that its runtime is fast in, with a card of how to load it.
@@ -39,7 +39,7 @@ def export(
         texts: Texts like those that the model is for; OpenVINO and ONNX Runtime need them for int8 layers.
         tokenizer: Tokenizer of the model, saved beside the files.
         loss: Per cent of the model's quality that a file may lose; None for any.
-        length: Longest text in tokens.
+        length: Longest text in tokens; by default 128, or the model's own where it is shorter.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -50,10 +50,17 @@ def export(
         MissingExtraError: A library of the extra `export` is not installed.
         OSError: The folder cannot be written, or holds anything else than an export.
     """
+    from greenformers.checkpoint.pooling import know
+    from greenformers.data._pooling import pooling_of
     from greenformers.data._texts import Texts
     from greenformers.export.deploy import deploy
     from greenformers.measure.record import context
+    from greenformers.model.positions import reach
 
+    know(model)
+    if pooling_of(model).in_memory:
+        raise ValueError("the modules behind this transformer are in no folder: save the SentenceTransformer")
+    length = min(128, reach(model) or 128) if length is None else length
     given = None if texts is None else Texts("texts", [(text,) for text in texts], None)
     return deploy(
         model, tokenizer, Path(folder), list(formats), examples=given, loss=loss, length=length,

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from greenformers.checkpoint.save import MARK as LIBRARY
-from greenformers.checkpoint.save import marked
+from greenformers.checkpoint.save import check_movable, marked
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
 from greenformers.export.loading import loading, loading_in_genai, loading_in_optimum, loading_of_sentences
@@ -28,6 +28,7 @@ def check_target(out: Path) -> None:
     """
     if out.exists() and not (out.is_dir() and (marked(out, EXPORTED) or not any(out.iterdir()))):
         raise FileExistsError(f"{out} exists and holds no exported model: name another folder")
+    check_movable(out)
 
 
 def text(

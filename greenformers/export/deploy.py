@@ -14,6 +14,7 @@ from greenformers.compress.parts import split
 from greenformers.compress.quality import check_examples
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
+from greenformers.data._texts import Texts
 from greenformers.export import card
 from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
 from greenformers.export.network import Network
@@ -91,24 +92,22 @@ def deploy(
     check_few_bits(model, formats)
     if loss is not None and examples is None:
         raise ValueError("a loss is judged on texts: give some (--texts)")
-    rows, parts = None, {}
+    rows, parts = None, dict[str, Examples]()
     if examples is not None:
         rows = Reader.of(model, tokenizer, length)
-        calibrates = has_int8(model) and any(name in LIBRARIES for name in formats)
-        parts = split(examples, ["judging", "calibration"] if calibrates else ["judging"], 0, limit)
-        check_examples(model, parts["judging"], rows)
+        parts = _parts(model, examples, rows, formats, loss, limit)
     network = Network(model, tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         staged = beside / out.name
-        calibration = rows.batches(parts["calibration"]) if rows is not None and "calibration" in parts else None
+        calibration = None if rows is None or "calibration" not in parts else rows.batches(parts["calibration"])
         longest = max([length, *lengths, SHORTEST])
         checked = write(
             model, staged, formats, tokenizer=tokenizer, calibration=calibration, length=longest, progress=progress
         )
         records = costs(checked, staged, about)
-        if rows is not None:
+        if rows is not None and "judging" in parts:
             progress("judging", 0.0)
             scores = judged(model, staged, formats, parts["judging"], rows, about)
             progress("judging", 1.0)
@@ -134,3 +133,26 @@ def deploy(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return Deployed(records, checked)
+
+
+def _parts(
+    model: PreTrainedModel, examples: Examples, rows: Reader, formats: Sequence[str], loss: float | None, limit: int
+) -> dict[str, Examples]:
+    """Texts that calibrate, where that is needed, and texts that judge.
+
+    Texts without classes calibrate a classifier, and nothing can judge it.
+    """
+    needed = ["calibration"] if has_int8(model) and any(name in LIBRARIES for name in formats) else []
+    if (
+        rows.task == "classifier"
+        and loss is None
+        and needed
+        and isinstance(examples, Texts)
+        and examples.labels is None
+    ):
+        return split(examples, needed, 0, limit)
+    parts = split(examples, ["judging", *needed], 0, limit)
+    check_examples(model, parts["judging"], rows)
+    if rows.task == "causal_lm":
+        rows.batches(parts["judging"])  # raises where they are too short for a block
+    return parts

@@ -24,6 +24,9 @@ from greenformers.measure.record import Record, with_ratios
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Of weights and inputs, by the name of a precision."""
 
+NETWORKS = 1024
+"""Networks that are compiled at most in one run."""
+
 NAMES = {
     "inference": ("latency", "peak_memory_inference", "flops", "energy_inference"),
     "training": ("train_step", "peak_memory_training", "flops_training", "energy_training"),
@@ -144,14 +147,18 @@ def _group(
         stack = Stack(network, cell).to(device, dtype).train(mode == "training")
         run = call(stack, x, mode, compiled=how.compiled)
         try:
-            peak = attempt(lambda run=run: peak_memory(run, device), device)  # type: ignore[misc]
+            # Counted first, as what the first product of a process makes room for is not of this network. And on the
+            # real device: on the meta device, as for the progress, attention has another backward pass.
+            counted, peak = attempt(
+                lambda stack=stack, run=run: (flops(call(stack, x, mode)), peak_memory(run, device)),  # type: ignore[misc]
+                device,
+            )
         except OutOfMemory as error:
             add(cell, f"out_of_memory_{mode}", error.limit / MIB)
             continue
         calls[cell.name] = run
         add(cell, memory, peak / MIB)
-        # Counted on the real device: on the meta device, as for the progress, attention has another backward pass.
-        add(cell, count, flops(call(stack, x, mode)) / 1e9, source="counted")
+        add(cell, count, counted / 1e9, source="counted")
         if mode == "inference":
             add(cell, "parameters", parameters(stack), source="counted")
         if how.memory is not None:
@@ -197,6 +204,28 @@ def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record
     return replace(record, ratio=median(dense / own for dense, own in rounds))
 
 
+class Compiled(nn.Module):
+    """A network as torch compiles it, however many others are: beyond 8 torch would run it as it is, without a word.
+
+    Args:
+        network: The network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = torch.compile(network)
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """The output of the network.
+
+        Raises:
+            torch._dynamo.exc.FailOnRecompileLimitHit: Too many networks were compiled.
+        """
+        config: Any = torch.compiler.config
+        with config.patch(recompile_limit=NETWORKS, fail_on_recompile_limit_hit=True):
+            return self.network(*given, **named)
+
+
 def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> Callable[[], object]:
     """A function that runs a forward pass without gradients, or, in training, a forward and a backward pass.
 
@@ -206,7 +235,7 @@ def call(stack: nn.Module, x: Tensor, mode: str, *, compiled: bool = False) -> C
         mode: "inference" or "training".
         compiled: Whether the network runs as compiled by torch.compile.
     """
-    run: nn.Module = torch.compile(stack) if compiled else stack  # type: ignore[assignment]
+    run = Compiled(stack) if compiled else stack
     subject = Subject(stack, call_of(run, x))
     if mode == "training":
         return subject.step

@@ -241,16 +241,6 @@ def context(command: str, seed: int) -> dict[str, Any]:
     import platform
     from importlib.metadata import version
 
-    import torch
-
-    from greenformers.measure.rated_power import processor
-
-    machine: dict[str, Any] = {
-        "cpu": processor(), "cores": len(os.sched_getaffinity(0)), "system": platform.system()
-    }  # fmt: skip
-    if torch.cuda.is_available():
-        machine["gpu"] = torch.cuda.get_device_name()
-
     names = ("greenformers", "torch", "transformers")
     return {
         "command": command,
@@ -258,8 +248,36 @@ def context(command: str, seed: int) -> dict[str, Any]:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         **{name: version(name) for name in names},
-        "machine": machine,
+        "machine": machine(),
     }
+
+
+def machine() -> dict[str, Any]:
+    """The machine, as far as figures depend on it."""
+    import platform
+
+    import torch
+
+    from greenformers.measure.rated_power import processor
+
+    here: dict[str, Any] = {
+        "cpu": processor(), "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+        "system": platform.system(),
+    }  # fmt: skip
+    return here | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def check_machine(records: Sequence[Record], path: Path) -> None:
+    """Check that the figures of a file are of this machine, by those that say on which they were measured.
+
+    Raises:
+        ValueError: One was measured on another.
+    """
+    here = machine()
+    for there in (record.context["machine"] for record in records if "machine" in record.context):
+        if there != here:
+            words = [f"{own['cpu']} with {own.get('threads', own['cores'])} threads" for own in (there, here)]
+            raise ValueError(f"{path} has figures of {words[0]}, and this is {words[1]}: name another file")
 
 
 def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = ()) -> list[Record]:

@@ -135,7 +135,7 @@ def test_a_language_model_writes_the_same_everywhere(
         ("small --texts nowhere.txt", "nowhere.txt"),
         ("small --lengths 8,x", "lengths must be whole numbers from 1 on, with commas between; got '8,x'"),
         ("small --lengths 0", "lengths must be whole numbers from 1 on"),
-        ("small --lengths 41", "the model cannot be run on a batch of 4 with 41 tokens"),
+        ("small --lengths 41", "lengths must be at most 40, the longest input of the model, got 41"),
         ("small --batch 0", "batch must be at least 1, got 0"),
         ("t5", "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
         ("./nowhere", "./nowhere is not a folder with a model"),
