@@ -160,6 +160,7 @@ def compare(
     EnergyMeter(country)
     models = {name: network.build(name, data, schedule.seed) for name in names}
     schedules = _schedules(models, schedule, ImageClassification(data))
+    schedule.stream(ImageClassification(data))  # raises where a batch is larger than the training set
     sizes = {"train": len(data.train), "test": len(data.test)}
     settled = {key: value for key, value in about.items() if key != "time"}
     unfinished.begin([names, asdict(network), asdict(schedule), setting, sizes, country, full_size, settled])
@@ -240,6 +241,8 @@ def _trained(
     record = partial(Record.of, benchmark="compare", variant=name, context=about)
     train = correct(*predict(model, data.train, batch_size=256))
     test = right[name]
+    # Where images have a validation split, training is judged by that.
+    metric, split = ("test_accuracy", {}) if data.valid is None else ("accuracy", {"split": "valid"})
     interval = None
     if name != BASELINE:
         _, low, high = paired_difference(test, right[BASELINE])
@@ -257,7 +260,7 @@ def _trained(
             if isfinite(loss)
         ),
         *(
-            record("test_accuracy", score, setting=setting | {"epoch": step / history.steps_an_epoch})
+            record(metric, score, setting=setting | split | {"epoch": step / history.steps_an_epoch})
             for step, score in history.curve("eval_accuracy")
         ),
     ]

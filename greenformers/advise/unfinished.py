@@ -29,19 +29,24 @@ class Unfinished:
     folder: Path
 
     def begin(self, job: Any) -> None:
-        """Go on with this job where the folder holds parts of it; where it holds those of another, remove them.
+        """Go on with this job where the folder holds parts of it.
 
         Args:
             job: Settings that the figures depend on, as JSON.
 
         Raises:
+            ValueError: Raised where it holds those of another, or anything else.
             OSError: Raised where the folder cannot be written.
         """
         told, file = json.dumps(job, indent=1, sort_keys=True, default=str), self.folder / JOB
-        if not file.is_file() or file.read_text() != told:
-            self.remove()
-            self.folder.mkdir(parents=True)
-            checkpoint.replace(file, told)
+        if file.is_file() and file.read_text() == told:
+            return
+        if self.folder.exists() and any(self.folder.iterdir()):
+            raise ValueError(
+                f"{self.folder} holds what another command has not finished: give that one again, or remove the folder"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.replace(file, told)
 
     def keep(
         self, number: int, records: Sequence[Record], model: nn.Module | None = None, right: Tensor | None = None

@@ -45,6 +45,9 @@ HELD_BYTES = 2**30
 
 _NONE = torch.Generator()
 
+AT_ONCE = 64
+"""Examples that are judged at once."""
+
 VALID, HELD = 20, 256
 """One example in so many is held out, and no more than so many; on these the loss is evaluated, by which healing may
 end early: of more it would be known no better, and take longer than the training."""
@@ -374,7 +377,11 @@ class Distillation(Objective):
         raise NotImplementedError("a network that is healed has been built already")
 
     def evaluate(self, model: nn.Module, split: str, batch_size: int) -> dict[str, float]:
-        """The loss on the examples that are held out."""
+        """The loss on the examples that are held out, `AT_ONCE` at a time.
+
+        It is that of batches: of others it would be another, before the first step and after the last.
+        """
+        del batch_size
         rows = self.rows[split]
         lengths = rows.lengths
         order = list(range(len(rows)))
@@ -384,8 +391,8 @@ class Distillation(Objective):
         model.eval()
         total = 0.0
         with torch.no_grad():
-            for start in range(0, len(order), batch_size):
-                places = order[start : start + batch_size]
+            for start in range(0, len(order), AT_ONCE):
+                places = order[start : start + AT_ONCE]
                 batch = self.collate([self.example(split, place, _NONE) for place in places])
                 loss = model(**{name: x.to(device) for name, x in batch.items()})["loss"]
                 total += float(loss) * len(places)

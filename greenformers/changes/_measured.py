@@ -15,7 +15,7 @@ class Measured:
         most: Number of measurements that are kept, those that were used last.
     """
 
-    def __init__(self, most: int = 6) -> None:
+    def __init__(self, most: int = 24) -> None:
         self._most, self._before = most, ""
         self._values: OrderedDict[tuple[str, Hashable], Any] = OrderedDict()
 

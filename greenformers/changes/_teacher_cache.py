@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from greenformers.data._pooling import SentencePooling, pooling_of
 from greenformers.data._rows import Rows
 from greenformers.train.checkpoint import replace
 
@@ -163,10 +164,18 @@ def _starts(rows: Sequence[int]) -> Any:
     return np.concatenate([[0], np.cumsum(np.asarray(rows, dtype=np.int64))[:-1]])
 
 
+def _tensors(layer: object) -> list[tuple[str, Tensor]]:
+    return [(name, x) for name, x in vars(layer).items() if isinstance(x, Tensor)]
+
+
 def digest(teacher: nn.Module, rows: Rows) -> str:
-    """A digest of a teacher's weights and of all examples."""
+    """A digest of a teacher's weights, of its pooling and of all examples."""
     sha = hashlib.sha256()
-    for name, x in teacher.state_dict().items():
+    pooling = pooling_of(teacher)  # which makes the vector that is kept
+    own = {f"{at} {name}": x for at, layer in enumerate(pooling.layers) for name, x in _tensors(layer)}
+    if pooling.modes != SentencePooling().modes:
+        sha.update(" ".join(pooling.modes).encode())
+    for name, x in (*teacher.state_dict().items(), *own.items()):
         sha.update(f"{name} {tuple(x.shape)} {x.dtype}".encode())
         sha.update(x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b"")
     for at in range(len(rows)):

@@ -218,6 +218,8 @@ class Heal(Change):
             check_writes(teacher, examples.all)
             if self.samples < self.batch_size:
                 raise ValueError(f"samples must be at least a batch of {self.batch_size}, got {self.samples}")
+        if given.teacher_cache is not None and given.teacher_cache.exists() and not given.teacher_cache.is_dir():
+            raise ValueError(f"teacher_cache must be a folder, and {given.teacher_cache} is a file")
         check_teacher(
             model, given.teacher, examples, self.weights, self.layer_map, cached=given.teacher_cache is not None
         )

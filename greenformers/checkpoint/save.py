@@ -26,8 +26,8 @@ from greenformers.data._pooling import pooling_of
 REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
 
-MARK = "library_name: greenformers"
-"""Line at the head of every card, by which a folder that may be replaced is recognised."""
+MARK, EXPORTED = "library_name: greenformers", "tags: [greenformers, exported]"
+"""Lines at the head of every card, and of those of exports, by which a folder that may be replaced is recognised."""
 
 SENTENCES = """from sentence_transformers import SentenceTransformer
 
@@ -190,7 +190,7 @@ def check_place(folder: Path) -> None:
 
 
 def _saved(folder: Path) -> bool:
-    return any(folder.glob("model*.safetensors")) and marked(folder, MARK)
+    return any(folder.glob("model*.safetensors")) and marked(folder, MARK) and not marked(folder, EXPORTED)
 
 
 def marked(folder: Path, mark: str) -> bool:

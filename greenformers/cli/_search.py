@@ -35,7 +35,7 @@ def searched(
     terminal.quiet()
     console = terminal.console()
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     minutes = MINUTES if minutes is None else minutes
     about = context(terminal.command(), job.seed)
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:

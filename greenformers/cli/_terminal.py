@@ -96,15 +96,52 @@ def check_writable(results: Path) -> None:
         results.unlink()
 
 
-def check_page(folder: Path) -> None:
-    """Check, before the work, that a report page can be written to a folder.
+def check_results(results: Path) -> None:
+    """Check, before the work, that records can be added to a file.
 
     Raises:
-        ValueError: It is a file, or stands below one.
+        ValueError: It holds anything else, or its folder neither exists nor can be created.
+        OSError: The file cannot be written.
+    """
+    check_writable(results)
+    if results.is_file():
+        from greenformers.measure.record import read
+
+        read(results)
+
+
+def check_apart(out: Path, *models: str | None) -> None:
+    """Check that a result does not take the place of what it is made from.
+
+    Args:
+        out: Folder of the result.
+        models: Folders or names of models; None for none.
+
+    Raises:
+        ValueError: One of them is in that folder.
+    """
+    for model in models:
+        if model is not None and Path(model).exists():
+            there = Path(model).resolve()
+            if out.resolve() in (there, *there.parents):
+                raise ValueError(f"out must be another folder than that of {model}, which it would replace; got {out}")
+
+
+def check_page(folder: Path, option: str = "report") -> None:
+    """Check, before the work, that a page can be written to a folder.
+
+    Args:
+        folder: The folder.
+        option: Name of the option that names it.
+
+    Raises:
+        ValueError: It is a file, stands below one, or cannot be written to.
     """
     there = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
     if not there.is_dir():
-        raise ValueError(f"--report must be a folder, and {there} is a file")
+        raise ValueError(f"{option} must be a folder, and {there} is a file")
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{option} must be a folder that can be written to, {there} cannot")
 
 
 @contextmanager

@@ -97,8 +97,17 @@ def _table(rounds: dict[int, dict[str, float]]) -> "Table":
 
 
 def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a file, which those given as flags override."""
-    return (read(config, kind) if config else {}) | given(kind, values)
+    """The settings of a file, which those given as flags override.
+
+    Raises:
+        ValueError: A setting has no effect beside the others.
+    """
+    named = (read(config, kind) if config else {}) | given(kind, values)
+    if named.get("steps") is not None and "epochs" in named:
+        raise ValueError(f"epochs and steps exclude each other, got {named['epochs']} and {named['steps']}")
+    if "epochs" in named:
+        named["steps"] = None  # of kinds that have a number of steps by default
+    return named
 
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:

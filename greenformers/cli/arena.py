@@ -65,7 +65,7 @@ def arena(
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is none")
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     about = context(terminal.command(), 0)
 
     def told(line: str) -> None:

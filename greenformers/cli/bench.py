@@ -67,7 +67,8 @@ def bench(
     how = replace(how, memory=None if memory is None else memory * 2**30, country=country if energy else None)
     chosen = every(network.causal) if variants is None else [name.strip() for name in variants.split(",")]
     asked = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
-    terminal.check_writable(results)
+    terminal.check_results(results)
+    terminal.check_page(out, "out")
     reasons = {cell: reason for cell in asked if (reason := refusal(cell, network)) is not None}
     for line in _left_out(reasons):
         console.print(line, markup=False, soft_wrap=True)

@@ -50,7 +50,12 @@ def cleanse(
     epochs: Annotated[int, typer.Option(help="Passes over the table, after each of which it is observed.")] = 3,
     batch: Annotated[int, typer.Option(help="Texts a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-5,
-    length: Annotated[int, typer.Option(help="Longest text in tokens; longer texts are cut.")] = 128,
+    length: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest text in tokens; longer texts are cut. By default 128, or the model's own where it is shorter."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of a new head, of dropout, and of the order of the texts.")] = 0,
 ) -> None:
     """List the rows of a table of texts whose label is probably wrong, and keep the rest to train on.
@@ -64,6 +69,7 @@ def cleanse(
     from greenformers.data._read_texts import every_text
     from greenformers.data._text_files import suffix
     from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
+    from greenformers.model.positions import reach
     from greenformers.train.cleanse import classifier_from, watch, watch_held_out
     from greenformers.train.fit import Schedule
 
@@ -71,6 +77,8 @@ def cleanse(
     console = terminal.console()
     if score not in SCORES:
         raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if score in ("variability", "forgetting") and epochs < 2:
+        raise ValueError(f"epochs must be at least 2 with score {score}, which compares them; got {epochs}")
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1, got {share}")
     if (score == "influence") != (trusted is not None):
@@ -92,11 +100,16 @@ def cleanse(
     data = _labelled(rows, None if trusted is None else every_text(trusted))
     for path in (out, rest):
         if path is not None:
+            if path.exists():
+                raise ValueError(f"{path} is there already: name another file")
             terminal.check_writable(path)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     set_seed(seed)
     network = classifier_from(network, len(data.classes or ()))
-    options: dict[str, Any] = {"length": length, "console": console}
+    most = reach(network)
+    if most is not None and length is not None and length > most:
+        raise ValueError(f"length must be at most {most}, the longest input of the model, got {length}")
+    options: dict[str, Any] = {"length": min(128, most or 128) if length is None else length, "console": console}
     with terminal.resumable("nothing was written"):
         if folds == 1:
             seen, right = watch(network, data, cast(Any, tokenizer), schedule, **options)

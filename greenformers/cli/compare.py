@@ -81,7 +81,7 @@ def compare(
     else:
         names = [name.strip() for name in variants.split(",")]
     out.mkdir(parents=True, exist_ok=True)
-    terminal.check_writable(results)
+    terminal.check_results(results)
     unfinished = Unfinished(out / "unfinished")
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:
         records = run(

@@ -96,6 +96,7 @@ def compress(
     job = filled(Job, typed)
     if blocks_at_once is not None and not (from_disk and (job.texts or job.calibrate)):
         raise ValueError("--blocks-at-once is of --from-disk with texts to calibrate with")
+    terminal.check_apart(out, model, job.teacher)
     if report is not None:
         terminal.check_page(report)
     if lose is not None or faster is not None:
@@ -114,7 +115,7 @@ def compress(
     terminal.quiet()
     console = terminal.console()
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     if from_disk:
         _from_disk(model, out, changes, job, blocks_at_once or 1, results, report)
         return

@@ -39,7 +39,7 @@ def cost(
             terminal.show(console, fitted(table, console.width))
         return
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     answers = answer(options)
     terminal.show(console, fitted(cost_table(answers), console.width))
     if results is not None:

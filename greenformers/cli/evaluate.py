@@ -32,9 +32,11 @@ def evaluate(
     from greenformers.train.evaluate import records
     from greenformers.train.generation import Writing
 
+    if samples < 0:
+        raise ValueError(f"samples must be at least 0, got {samples}")
     terminal.quiet()
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     console = terminal.console()
     writing = Writing(beams, length_penalty, no_repeat, min_new_tokens)
     evaluation = scored(run_folder, split, folder=folder, writing=writing, batch_size=batch)

@@ -74,9 +74,10 @@ def export(
     for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    terminal.check_apart(out, model)
     card.check_target(out)
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     examples = None
     if texts is not None:
         learnt, heldout = read_examples(texts, "text")

@@ -109,7 +109,7 @@ def recommend(
 
     if task not in MODES:
         raise ValueError(f"task must be one of {', '.join(MODES)}; got {task!r}")
-    network = Network(hidden, heads, feed_forward or 4 * hidden, layers, causal)
+    network = Network(hidden, heads, 4 * hidden if feed_forward is None else feed_forward, layers, causal)
     need = Need(network, length, batch, task, None if memory is None else memory * 2**30, device)
     benched = [] if records is None else read(records)
     if records is not None:
@@ -117,6 +117,8 @@ def recommend(
     with terminal.Steps(console) as steps:
         by_mode = prices(rates(device))
         rows = run(need, by_mode, rank_values, records=benched, progress=steps)
+    if records is not None and not any(row.evidence == "measured here" for row in rows):
+        console.print(f"{records} has no figure of this network, length, batch and task", markup=False, soft_wrap=True)
     terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
     console.print(finding(need, by_mode, rank_values[0]))
     if quick:
@@ -167,7 +169,7 @@ def _for_model(
     check_runtime(runtime)
     bound = bound_of("3%" if lose is None and faster is None else lose, faster)
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     network, tokenizer = pretrained(model)
     kind = kind_of_input(network)
     if kind == "text" or tokenizer is not None:

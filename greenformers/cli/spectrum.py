@@ -55,10 +55,9 @@ def spectrum(
         raise ValueError(f"share must be in (0, 1], got {share}")
     seen, _ = read_texts(texts)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is not a folder")
+    terminal.check_page(out, "out")
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     blocks = islice(measure.blocks(seen.lines, cast(Any, tokenizer), length), limit)
     with terminal.Steps(console) as steps:
         measured = measure.attention_spectrum(network, _counted(blocks, limit, steps))

@@ -59,9 +59,10 @@ def static(
     console = terminal.console()
     if length is not None and length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
+    terminal.check_apart(out, model)
     check_place(out)
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     learnt, _ = read_examples(texts, "text")
     assert isinstance(learnt, Texts)
     others, judging = (None, None) if evaluate is None else read_examples(evaluate, "text")

@@ -165,6 +165,8 @@ class Several:
 
 def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
     """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
+    if np.array_equal(b, scores):  # of what scores are ranked by, which is ranked as it is in every draw
+        return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - 1), seed)
     return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - spearman(b[at], scores[at])), seed)
 
 

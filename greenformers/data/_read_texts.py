@@ -120,13 +120,15 @@ def every_text(path: Path) -> Texts:
 def _of_hub(name: str, bounds: Bounds) -> tuple[Texts, Texts | None]:
     splits = {part: Stream(f"{name} {part}", split, MOST, bounds.fit) for part, split in streamed(name).items()}
     kind = _kind(splits.get("train") or next(iter(splits.values())))
-    read = {part: _read(rows.name, [rows], bounds) for part, rows in splits.items() if _shown([rows], kind.label)}
-    if not read:
+    shown = {part: rows for part, rows in splits.items() if _shown([rows], kind.label)}
+    if not shown:
         raise ValueError(f"{name}: every split withholds its labels")
-    judged = read.get("test") or read.get("valid")
-    learnt = read.get("train") or judged
-    assert learnt is not None
-    return learnt, None if learnt is judged else judged
+    # Rows are fetched as they are read: those of a split that nobody asks for are not.
+    learnt, judged = shown.get("train"), shown.get("test", shown.get("valid"))
+    read = {id(rows): _read(rows.name, [rows], bounds) for rows in (learnt, judged) if rows is not None}
+    if learnt is None or judged is None:
+        return next(iter(read.values())), None
+    return read[id(learnt)], read[id(judged)]
 
 
 def _shown(sources: Sequence[Rows], label: str | None) -> bool:

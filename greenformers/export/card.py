@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from greenformers.checkpoint.save import EXPORTED, check_movable, marked
 from greenformers.checkpoint.save import MARK as LIBRARY
-from greenformers.checkpoint.save import check_movable, marked
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
 from greenformers.export.loading import loading, loading_in_genai, loading_in_optimum, loading_of_sentences
@@ -15,9 +15,6 @@ from greenformers.export.write import LIBRARIES, PACKED, Checked
 from greenformers.measure.record import Record
 
 FILE = "README.md"
-
-EXPORTED = "tags: [greenformers, exported]"
-"""Line at the head of every card, by which an earlier export is recognised: it may be replaced."""
 
 
 def check_target(out: Path) -> None:

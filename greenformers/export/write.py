@@ -71,6 +71,7 @@ def write(
     tokenizer: PreTrainedTokenizerBase | None = None,
     calibration: Iterable[Mapping[str, Tensor]] | None = None,
     length: int = 128,
+    few: bool = False,
     progress: Callable[[str, float], None] = lambda _, __: None,
 ) -> Checked:
     """Write the files of formats into a folder, see `FORMATS`, with configuration, tokenizer and pooling beside them.
@@ -88,6 +89,7 @@ def write(
         calibration: Batches of texts like those that the model is for, without padding, from which int8 layers get
             their ranges.
         length: Longest length that is tried, in tokens; at least 4.
+        few: Compare on two batches alone, where what is written is judged on texts.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -106,10 +108,13 @@ def write(
     checkpoint, model = model, model if model.dtype == torch.float32 else copy.deepcopy(model).float()
     network, folder = Network(model, tokenizer), Path(folder)
     tried = examples(network, length)
-    as_it_is = Comparison(network, tried)
+    tried = tried[-2:] if few else tried
+    differs = (calibration is not None and has_int8(model)) or has_packed(model)
+    # Of what the files of graphs are not compared with no outputs are needed.
+    as_it_is = None if differs and all(name in LIBRARIES for name in formats) else Comparison(network, tried)
     folder.mkdir(parents=True, exist_ok=True)
     _write_model(checkpoint, folder, tokenizer, weights="torch" in formats)
-    comparisons = dict.fromkeys(formats, as_it_is)
+    comparisons: dict[str, Comparison] = {}
     if checkpoint is not model and "torch" in formats:
         comparisons["torch"] = Comparison(Network(checkpoint, tokenizer), tried)
     if "program" in formats:
@@ -129,13 +134,14 @@ def write(
             progress("calibrating", 1.0)
         if has_packed(model):
             twin = Network(packed(twin.model), tokenizer)
-        if twin is not network:
-            comparisons |= dict.fromkeys(graphs, Comparison(twin, tried))
+        comparisons |= dict.fromkeys(graphs, as_it_is if as_it_is and twin is network else Comparison(twin, tried))
         progress("writing", 0.0)
         traced, program, whole = _traced(twin, comparisons[graphs[0]], length)
         cached = traced is not twin
         _write_graphs(program, traced, folder, graphs)
         progress("writing", 1.0)
+    if as_it_is is not None:
+        comparisons = dict.fromkeys(formats, as_it_is) | comparisons
     differences = {}
     for number, (name, comparison) in enumerate(comparisons.items()):
         progress("checking", number / len(formats))

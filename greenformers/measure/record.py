@@ -346,7 +346,11 @@ def read(path: str | Path) -> list[Record]:
     """
     records: list[Record] = []
     contexts: dict[str, Any] = {}
-    for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a file of records, it is no text") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             record = unfold(json.loads(line), contexts)
             if record is not None:

@@ -13,6 +13,7 @@ float32 (standard deviation 12 %), and with 4 layers 1.39 to 1.52 times as fast 
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -28,6 +29,7 @@ from transformers import PreTrainedModel
 from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
+from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.files import line
 from greenformers.compress.answers import Answers, Embedded
 from greenformers.compress.apply import apply
@@ -43,12 +45,16 @@ from greenformers.export.write import write
 from greenformers.measure.latency import interleaved
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import METRICS
+from greenformers.search.healing import HURDLES
 from greenformers.search.recipes import healed
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial
 from greenformers.search.tries import Turn
 
 ORIGINAL, TRIED = "original", "tried"
+BEGUN, BEGUN_BYTES = 4, 2**30
+"""Networks that are kept before they are rounded or healed, and the most bytes that they are to take."""
+
 HEALED = 64
 """Examples of a step of healing."""
 MOST = 100.0
@@ -133,15 +139,35 @@ class Lab:
     _measured: Measured = field(default_factory=Measured, repr=False)
     _taught: dict[Hashable, Any] = field(default_factory=dict, repr=False)
     _rounded: dict[tuple[type[Change], ...], Rounded] = field(default_factory=dict, repr=False)
+    _begun: OrderedDict[str, tuple[PreTrainedModel, CompressionReport]] = field(default_factory=OrderedDict, repr=False)
+    _timed: dict[Genes, tuple[tuple[type[Change], ...], float]] = field(default_factory=dict, repr=False)
 
     def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
         """A copy of the model with a recipe applied.
 
+        What is rounded or healed next is made once: the last networks that were are kept.
+
         Raises:
             ValueError: A change cannot be applied.
         """
-        model = copy.deepcopy(self.original)
-        apply(model, recipe, replace(self.given, measured=self._measured, taught=self._taught))
+        given = replace(self.given, measured=self._measured, taught=self._taught)
+        count = next((at for at, change in enumerate(recipe) if change.trains or change.freezes), len(recipe))
+        most = min(BEGUN, BEGUN_BYTES // bytes_of(self.original))
+        if not count or not most:
+            model = copy.deepcopy(self.original)
+            apply(model, recipe, given)
+            return model
+        key = repr(recipe[:count])
+        if key not in self._begun:
+            model = copy.deepcopy(self.original)
+            self._begun[key] = model, apply(model, recipe[:count], given)
+        self._begun.move_to_end(key)
+        while len(self._begun) > most:
+            self._begun.popitem(last=False)
+        begun, report = self._begun[key]
+        model = copy.deepcopy(begun)
+        if count < len(recipe):
+            apply(model, recipe, given, done=report)
         return model
 
     def healed(self, recipe: tuple[Change, ...], *parts: int) -> tuple[Change, ...]:
@@ -171,7 +197,9 @@ class Lab:
             after, difference = scores[metric]
             if not isfinite(after):
                 return Trial(genes, steps, refused=f"its {metric} is {after}, which is not finite")
-            rounding, relative = turn(lambda: self._speed(model, tried))
+            if steps > HURDLES[-1] or genes not in self._timed:  # a little healing changes no speed
+                self._timed[genes] = turn(lambda: self._speed(model, tried))
+            rounding, relative = self._timed[genes]
         except OSError:  # a full disk, say, is no fault of the recipe
             raise
         except Exception as error:
@@ -266,7 +294,10 @@ class Lab:
         folder = self.folder / name
         length = self.length or self.reader.length
         calibration: Any = self.given.calibration
-        write(model, folder, [self.runtime], tokenizer=self.reader.tokenizer, calibration=calibration, length=length)
+        write(
+            model, folder, [self.runtime], tokenizer=self.reader.tokenizer, calibration=calibration, length=length,
+            few=True,
+        )  # fmt: skip
         file = RuntimeModel(self.runtime, folder, model, self.reader.tokenizer)
         example = Network(model, self.reader.tokenizer).batch(self.batch, length)
         return Ready(file, partial(file.call, *example), size_of(self.runtime, folder))

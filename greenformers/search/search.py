@@ -180,45 +180,55 @@ class Search:
             number: How many were healed in full before.
         """
         with each_alone():  # what is healed in full is made by all processes together, and these are not
-            self._try_for_long(number)
-            chosen = self._chosen(number)
+            self._try_for_long()
+            chosen = self._chosen()
             for _ in range(ASKED):
                 if chosen.steps <= HURDLES[-1] or any(t.steps for t in self.trials.seen if t.genes == chosen.genes):
                     break
                 # How long its steps take, and what they bring back, is seen before many are paid for.
                 self._try([chosen.genes], HURDLES[0], lambda: False)
-                chosen = self._chosen(number)
-        return chosen.genes, chosen.steps
+                chosen = self._chosen()
+        if any((trial.genes, trial.steps) == (chosen.genes, chosen.steps) for trial in self.trials.done()):
+            return chosen.genes, chosen.steps  # nothing is worth more
+        before, part = self._in_full(chosen.genes), self._affordable(chosen.genes, number)
+        return chosen.genes, before + part if before + part > HURDLES[-1] else chosen.steps
 
-    def _chosen(self, number: int) -> Trial:
-        """What is worth most to be healed for as long as there is time; the best so far, where nothing is."""
+    def _in_full(self, genes: Genes) -> int:
+        """Steps for which a recipe was healed in full, and from which it is healed on; 0 where it was not."""
+        return max((t.steps for t in self.trials.done() if t.genes == genes and t.steps > HURDLES[-1]), default=0)
+
+    def _chosen(self) -> Trial:
+        """What is worth most to be healed for all of the time left; the best so far, where nothing is.
+
+        It is healed in parts, as after the first of them another may be worth more.
+        """
         done = sorted(self.trials.done(), key=lambda trial: trial.steps)
         longest = {trial.genes: trial for trial in done}.values()  # which says most of what healing does to a recipe
-        expected = self.expected([*longest], number)
+        expected = self.expected([*longest])
         failed = {trial.genes for trial in self.trials.seen if trial.refused is not None and trial.steps}
-        longer = [t for t in [*expected, *self._rounded(expected, number)] if t.steps > HURDLES[-1]]
+        longer = [t for t in [*expected, *self._rounded(expected)] if t.steps > HURDLES[-1]]
         longer = [t for t in longer if t.genes not in failed and self.trials.of(t.genes, t.steps) is None]
         return self.plan.bound.hoped(self.plan.bound.nearest(done), longer, UNSURE)
 
-    def _try_for_long(self, number: int) -> None:
+    def _try_for_long(self) -> None:
         """Try, as they are, the recipes that are predicted to be best when healed for as long as there is time.
 
         What was healed for a little was chosen for the loss that it has then, and by what was known before.
         """
-        nearest = self.plan.bound.nearest(self.expected(self.trials.done(), number))
-        steps = self._affordable(nearest.genes, number)
+        nearest = self.plan.bound.nearest(self.expected(self.trials.done()))
+        steps = self._affordable(nearest.genes)
         if steps > HURDLES[-1]:
-            draw = random.Random(f"{self.plan.seed} in full {number}")
+            draw = random.Random(f"{self.plan.seed} in full {len(self.trials.seen)}")
             new = propose(self.space, self.trials, self.plan.bound, draw, self._count, steps=steps)
             self._try(new, 0, lambda: False)
 
-    def _rounded(self, trials: Sequence[Trial], number: int) -> list[Trial]:
+    def _rounded(self, trials: Sequence[Trial]) -> list[Trial]:
         """These trials with changes that round weights added: what is faster by them hardly depends on the rest."""
         predictions = Predictions(self.space, self.trials, 0)
         tried = {trial.genes for trial in self.trials.seen}
         rows = []
         for trial in trials:
-            steps = self._affordable(trial.genes, number)
+            steps = self._affordable(trial.genes)
             if trial.steps != steps or steps <= HURDLES[-1]:  # with other changes what was healed in full begins anew
                 continue
             for place, slot in enumerate(self.space.slots):
@@ -230,18 +240,17 @@ class Search:
                     rows.append(replace(trial, genes=genes, steps=steps, speed=speed, lost=lost))
         return rows
 
-    def expected(self, trials: Sequence[Trial], number: int = 0) -> list[Trial]:
-        """What trials will be where they are healed for as many steps as there is time for.
+    def expected(self, trials: Sequence[Trial]) -> list[Trial]:
+        """What trials will be where they are healed for all of the time left.
 
         The loss of one that was healed goes down with each doubling of the steps, see `Healing.fall`. One that was
         healed in full is healed on, see `parts`.
 
         Args:
             trials: The trials.
-            number: How many were healed in full before.
         """
         healing = Healing(self.space, self.trials)
-        steps = [(trial, self._affordable(trial.genes, number)) for trial in trials]
+        steps = [(trial, self._affordable(trial.genes)) for trial in trials]
         return [
             self._healed(trial, trial.steps + more if trial.steps > HURDLES[-1] else max(trial.steps, more), healing)
             for trial, more in steps
@@ -359,8 +368,8 @@ class Search:
         longer = max(steps, self._affordable(healed[-1].genes)) if healed else STEPS
         return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).change(steps, longer))))
 
-    def _affordable(self, genes: Genes, number: int = 0) -> int:
-        """Steps of healing that are paid for by the time left, in whole hundreds."""
+    def _affordable(self, genes: Genes, number: int = len(SPENT) - 1) -> int:
+        """Steps of healing that are paid for by the time left, in whole hundreds: all of it, or a part in full."""
         left = SPENT[min(number, len(SPENT) - 1)] * (self.plan.seconds - self.trials.seconds)
         fixed = {trial.genes: trial.seconds for trial in self.trials.done(0)}
         left -= fixed.get(genes, 0.0)

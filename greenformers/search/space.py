@@ -13,6 +13,7 @@ from torch import nn
 
 from greenformers.advise.in_runtime import TORCH
 from greenformers.changes import Change, Given, kinds
+from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.apply import check
 
 Genes = tuple[int, ...]
@@ -67,8 +68,8 @@ class Space:
         if not slots:
             raise ValueError("; ".join(["no change of the search can be applied", *(why for _, why in refused)]))
         whole = tuple(slots)
-        # A check runs the network. What excludes what depends on the changes, hardly on their strength.
-        known = cache(lambda there: _unfit(model, _recipe(whole, there), given) is None)
+        # Each change was checked alone, which runs the network. What excludes what depends on their kinds.
+        known = cache(lambda there: _in_order(model, _recipe(whole, there)))
         return cls(whole, lambda genes: known(tuple(map(bool, genes))), tuple(refused))
 
     @property
@@ -144,6 +145,18 @@ def changed(genes: Genes) -> list[int]:
 
 def _recipe(slots: Sequence[Sequence[Change]], genes: Genes) -> tuple[Change, ...]:
     return tuple(slot[gene - 1] for gene, slot in zip(genes, slots, strict=True) if gene)
+
+
+def _in_order(model: nn.Module, changes: Sequence[Change]) -> bool:
+    """Whether changes can follow each other."""
+    earlier = list(changes_of(model))
+    for change in changes:
+        try:
+            change.check_order(earlier)
+        except ValueError:
+            return False
+        earlier += change.traces
+    return True
 
 
 def _unfit(model: nn.Module, changes: Sequence[Change], given: Given) -> str | None:

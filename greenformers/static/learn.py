@@ -27,6 +27,9 @@ Progress = Callable[[str, float], None]
 RIDGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Weights of the beginning that are tried, on texts that are not learned from."""
 
+AT_ONCE = 1000
+"""Texts that are made tokens at once."""
+
 TOKENS = 512
 """Tokens that the teacher is given at once, each alone."""
 
@@ -84,7 +87,10 @@ def learn(
     plain: Any = tokenizer
     check(teacher, plain, texts, dims)
     rows = _given(teacher, plain, texts, length, cache, progress)
-    ids = plain(list(texts), add_special_tokens=False, truncation=True, max_length=length)["input_ids"]
+    limits = {"add_special_tokens": False, "truncation": True, "max_length": length}
+    # Of all texts at once everything else that a tokenizer gives would be held too.
+    pieces = (list(texts[start : start + AT_ONCE]) for start in range(0, len(texts), AT_ONCE))
+    ids = [row for piece in pieces for row in plain(piece, **limits)["input_ids"]]
     table: Any = teacher.get_input_embeddings()
     size = max(len(plain), int(table.weight.shape[0]))
     held = set(range(0, len(texts), VALID))

@@ -18,6 +18,9 @@ from greenformers.train.run import MODEL, SETTINGS, settings_of, trained
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.settings import Settings
 
+MOST_NEW, AT_ONCE = 100, 64
+"""Most tokens that are added by default, and prompts that are continued at once."""
+
 BEAMS = Writing(beams=4)
 """How translations and summaries that are scored are searched for, unless another way is given."""
 
@@ -166,8 +169,19 @@ def written(
             max_new_tokens = None if target is None else min(room - 1, target)
         options["max_new_tokens"] = max_new_tokens
         return list(translations(model, tokenizer, texts, writing=writing, **options))
-    longest = max(len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"])
+    lengths = [len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
     # With a memory of earlier segments prompts may be longer than what is read at once.
-    most = 100 if model.config.memory_length else min(100, room - longest)
-    new = most if max_new_tokens is None else max_new_tokens
-    return continuations(model, tokenizer, texts, new_tokens=new, writing=writing, **options)
+    remembers = bool(model.config.memory_length)
+    new = [
+        (MOST_NEW if remembers else min(MOST_NEW, room - length)) if max_new_tokens is None else max_new_tokens
+        for length in lengths
+    ]
+    out: dict[int, str] = {}
+    for count in sorted(set(new)):  # what does not fit comes first, and is refused before anything is written
+        places = [place for place, own in enumerate(new) if own == count]
+        for at in range(0, len(places), AT_ONCE):
+            some = places[at : at + AT_ONCE]
+            prompts = [texts[place] for place in some]
+            written_ = continuations(model, tokenizer, prompts, new_tokens=count, writing=writing, **options)
+            out |= dict(zip(some, written_, strict=True))
+    return [out[place] for place in range(len(texts))]

@@ -133,7 +133,10 @@ def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
         OSError: The run has not ended, or there is none in the folder.
         ValueError: It is a run of another kind.
     """
-    name = json.loads((folder / MODEL / "config.json").read_text())["architectures"][0]
+    described = folder / MODEL / "config.json"
+    if (folder / SETTINGS).is_file() and not described.is_file():
+        raise FileNotFoundError(f"{folder} has no model yet: its training has not ended, and goes on with --resume")
+    name = json.loads(described.read_text())["architectures"][0]
     network = getattr(kind.networks(), name, None)
     if network is None:
         raise ValueError(f"{folder} must be a run of another command: it holds a {name}")

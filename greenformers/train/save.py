@@ -15,7 +15,10 @@ def check_new(folder: Path) -> None:
         OSError: The folder above it cannot be written to.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"out must be a new or empty folder, got {str(folder)!r}, which is neither")
+        raise ValueError(
+            f"out must be a new or empty folder, got {str(folder)!r}, which is neither; what was stopped goes on with "
+            "--resume"
+        )
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     with tempfile.TemporaryDirectory(dir=above):
         pass

@@ -387,7 +387,10 @@ def read(path: Path, kind: type[Training] = Settings) -> dict[str, Any]:
         ValueError: The file is not TOML or JSON, or has a key that is no setting or a value of another type.
         OSError: The file cannot be read.
     """
-    text = path.read_text()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is no file of settings, it is no text") from error
     try:
         settings = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:

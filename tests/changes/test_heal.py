@@ -110,12 +110,17 @@ def test_the_parts_of_the_loss():
 
 def test_with_patience_the_best_weights_are_left_and_said(monkeypatch):
     small, original = pair()
-    seen = iter([1.0, 0.5, 1.2, 1.3, 1.4])
-    monkeypatch.setattr(Distillation, "evaluate", lambda *_: {"distance": next(seen)})
-    before = copy.deepcopy(small.state_dict())
+    seen, weights = iter([1.0, 0.5, 1.2, 1.3, 1.4]), []
+
+    def evaluate(_, learner, *__):
+        weights.append(copy.deepcopy(learner.model.state_dict()))
+        return {"distance": next(seen)}
+
+    monkeypatch.setattr(Distillation, "evaluate", evaluate)
     report = Heal(steps=40, batch_size=8, learning_rate=3e-3, patience=2).apply(small, given(original))
     assert report.summary.endswith("distance 1 -> 0.5")
-    assert any(not torch.equal(x, before[name]) for name, x in small.state_dict().items())
+    assert all(torch.equal(x, weights[1][name]) for name, x in small.state_dict().items())
+    assert any(not torch.equal(x, weights[-1][name]) for name, x in small.state_dict().items())
 
 
 def test_in_bf16_products_are_narrow_and_the_loss_is_not():
@@ -200,6 +205,9 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
     healing.apply(parts, given(original, tmp_path))
     newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
     newest.rename(tmp_path / "gone")  # as if it had been killed before
+    with torch.no_grad():
+        for parameter in again.parameters():
+            parameter.add_(1.0)  # nothing but the checkpoint leads to the same weights
     healing.apply(again, given(original, tmp_path))
     for one, other in zip(whole.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)

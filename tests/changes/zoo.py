@@ -155,4 +155,5 @@ def outputs(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
 def difference(a: list[Tensor], b: list[Tensor]) -> float:
     """The largest, over all tensors."""
     assert len(a) == len(b) > 0
-    return max((x.float() - y.float()).abs().max().item() for x, y in zip(a, b, strict=True))
+    # Of tensors: Python's max leaves out a nan behind a number.
+    return torch.stack([(x.float() - y.float()).abs().max() for x, y in zip(a, b, strict=True)]).max().item()

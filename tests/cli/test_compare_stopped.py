@@ -87,18 +87,17 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_figures(
     assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".html", ".png"}
 
 
-def test_another_command_line_begins_anew(
+def test_what_another_command_line_has_trained_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(compare, "fit", interrupted(compare.fit, 1, signal.SIGTERM, []))
         assert run(patched, *words(tmp_path)) == 128 + signal.SIGTERM
-    assert (tmp_path / "report" / "unfinished" / "step-0" / "model.safetensors").is_file()
-    trained: list[str] = []
-    monkeypatch.setattr(compare, "fit", interrupted(compare.fit, 0, signal.SIGTERM, trained))
-    assert run(monkeypatch, *words(tmp_path, "--seed", "1")) == 128 + signal.SIGTERM
-    assert [path.name for path in (tmp_path / "report" / "unfinished").iterdir()] == ["job.json"]
-    assert "trained before" not in capsys.readouterr().out
+    kept = tmp_path / "report" / "unfinished" / "step-0" / "model.safetensors"
+    assert kept.is_file()
+    message = refused(monkeypatch, capsys, *words(tmp_path, "--seed", "1"))
+    assert "unfinished holds what another command has not finished" in message
+    assert kept.is_file()
 
 
 def test_a_damaged_part_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_fewer_blocks_than_the_limit(
         ("bert --texts texts.txt --limit 0", "limit must be at least 1, got 0"),
         ("bert --texts texts.txt --share 0", "share must be in (0, 1], got 0"),
         ("bert --texts texts.txt --share nan", "share must be in (0, 1], got nan"),
-        ("bert --texts texts.txt --out file", "file is not a folder"),
+        ("bert --texts texts.txt --out file", "out must be a folder, and file is a file"),
         ("./nowhere --texts texts.txt", "./nowhere is not a folder with a model"),
         ("wordless --texts texts.txt", "wordless has no tokenizer, which texts need"),
         ("fnet --texts texts.txt --length 12 --index 3", "FNetModel gives no attention weights (N, N) of its layers"),

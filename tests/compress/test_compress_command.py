@@ -256,7 +256,7 @@ def test_what_stands_in_the_way_stays(
     assert listing(tmp_path) == before
     # Not even the model itself.
     message = refused(monkeypatch, capsys, "compress", str(home / "BertModel"), "--out", str(home / "BertModel"))
-    assert "exists and holds no compressed network" in message
+    assert "out must be another folder than that of" in message
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -10,6 +10,8 @@ from command_line import listing, refused_unchanged, run
 
 import greenformers
 from greenformers.changes import Change, Heal, Int8, Layers
+from greenformers.changes._recipe import read_recipe
+from greenformers.checkpoint.structure import structure
 from greenformers.compress.job import Job
 from greenformers.compress.run import run as compress
 from greenformers.search import run as running
@@ -45,8 +47,11 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
         assert text in shown, text
     assert listing(home) == before
     assert [path.name for path in tmp_path.iterdir()] == ["small"], "what was tried is gone"
-    small, _ = greenformers.load(out), (out / "recipe.toml").read_text()
-    assert sum(p.numel() for p in small.parameters()) > 0
+    small = greenformers.load(out)
+    made = read_recipe(out / "recipe.toml")
+    assert structure(small).order == [name for change in made for name in [change.name()] if not change.trains]
+    said = next(line for line in reversed(shown.splitlines()) if "as fast in torch" in line)
+    assert all(change.label in said for change in made)
     page = (out / "report" / "index.html").read_text()
     assert "greenformers compress BertModel" in page
     assert "quality kept" in page or "recipe" in page

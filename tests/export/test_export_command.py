@@ -165,9 +165,11 @@ def test_what_stands_in_the_way_stays(
     (tmp_path / "project" / "README.md").write_text("# dear to me")
     (tmp_path / "file").write_text("dear to me")
     before = listing(tmp_path) | listing(home)
-    for out in (tmp_path / "project", tmp_path / "file", home / "small"):  # not even the model itself
+    for out in (tmp_path / "project", tmp_path / "file"):
         message = refused(monkeypatch, capsys, "export", str(home / "small"), "--out", str(out))
         assert message.endswith(f"{out.name} exists and holds no exported model: name another folder")
+    message = refused(monkeypatch, capsys, "export", str(home / "small"), "--out", str(home / "small"))
+    assert "out must be another folder than that of" in message
     assert listing(tmp_path) | listing(home) == before
 
 

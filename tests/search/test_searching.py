@@ -184,11 +184,11 @@ def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path)
     few, many = (3, 0, 0, 0), (0, 1, 0, 0)
     search = after((few, 0, 10.0), (many, 0, 10.0), (few, 100, 30.0), (many, 100, 110.0))
     # 45 % of the 840 seconds that are left, less those of making it.
-    assert [search._affordable(genes) for genes in (few, many)] == [1_800, 300]
-    assert search._affordable((0, 0, 1, 0)) == 600, "the median of both"
+    assert [search._affordable(genes, 0) for genes in (few, many)] == [1_800, 300]
+    assert search._affordable((0, 0, 1, 0), 0) == 600, "the median of both"
     # The first recipe with a change measures what it needs, once: that makes no step cheaper.
     search = after((few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0))
-    assert search._affordable(few) == 200
+    assert search._affordable(few, 0) == 200
 
 
 def test_changes_that_bring_little_speed_are_not_healed_alone(tmp_path):
@@ -249,7 +249,7 @@ def test_what_was_healed_in_full_and_missed_is_healed_on(tmp_path):
     assert steps > HURDLES[-1]
     speed = max(trial.speed for trial in search.trials.done()) + 1
     search.trials.add(Trial(genes, steps, speed, 0.021, 1.0, seconds=1.0))
-    (expected,) = search.expected([search.trials.of(genes, steps)], 1)
+    (expected,) = search.expected([search.trials.of(genes, steps)])
     total = expected.steps
     assert total > steps
     assert expected.lost < 0.021

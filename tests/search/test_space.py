@@ -3,13 +3,14 @@
 import copy
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
 from zoo import inputs, network, outputs
 
 from greenformers.changes import Given, Layers, Narrow, kinds
-from greenformers.compress.apply import apply
+from greenformers.compress.apply import apply, check
 from greenformers.search.space import Space
 
 
@@ -80,3 +81,16 @@ def test_layers_that_stay_are_spread_where_an_encoder_will_be_healed():
     for heals, causal, by in ((True, False, "even"), (False, False, "influence"), (True, True, "influence")):
         settings = Layers.searched(model, length=8, causal=causal, heals=heals)
         assert [setting.by for setting in settings] == [by] * len(settings) != []
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_what_excludes_what_is_told_without_running_the_network(name):
+    model, given, space = space_of(name)
+    for there in product((0, 1), repeat=len(space.slots)):
+        genes = tuple(one * ((len(slot) + 1) // 2) for one, slot in zip(there, space.slots, strict=True))
+        try:
+            check(model, space.recipe(genes), given)
+        except ValueError:
+            assert not space.legal(genes), genes
+        else:
+            assert space.legal(genes), genes

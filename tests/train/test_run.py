@@ -99,7 +99,7 @@ def test_ensure_starts_once_and_then_reads(tmp_path: Path, monkeypatch: pytest.M
         run.ensure(folder, replace(settings, seed=1), QUIET)
     with pytest.raises(ValueError, match=r"^run has nothing to resume: it ran to its end$"):
         run.resume(folder, QUIET)
-    with pytest.raises(ValueError, match=r"^out must be a new or empty folder, got '.*run', which is neither$"):
+    with pytest.raises(ValueError, match=r"^out must be a new or empty folder, got '.*run', which is neither"):
         run.start(folder, settings, QUIET)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 

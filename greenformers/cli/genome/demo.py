@@ -44,7 +44,7 @@ def demo(
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not resume)):
         raise ValueError(f"{out} is there already; --resume goes on with it")
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     console = terminal.console()
     demonstration = Demo(files, out, console, splits, people)
     parts = []

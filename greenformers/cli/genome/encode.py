@@ -58,7 +58,7 @@ def encode(
 ) -> None:
     """Write the diplotype, or both haplotypes, of every person in a region."""
     from greenformers.genome.assemblies import is_assembly, unpaired
-    from greenformers.genome.encode import Encoding, Tally, is_reads
+    from greenformers.genome.encode import Encoding, Tally, check_kind, is_reads
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
     from greenformers.genome.reference import Reference
@@ -71,6 +71,7 @@ def encode(
         raise ValueError(f"{given} is of reads (BAM or CRAM), and no file has any")
     if mode == "haplotype" and alphabet != "iupac":
         raise ValueError(f"alphabet is of pairs: it must be left out with mode haplotype, got {alphabet}")
+    check_kind(mode, alphabet)
     for created in make_indexes([*selection.paths, reference]) if index else ():
         print(f"index:  {created}", file=sys.stderr)
     encoding = Encoding(reference, Reference(reference).region(region), mode, alphabet, thresholds, structural)

@@ -35,7 +35,7 @@ def _finetune(
     # What is wrong must be refused before the training, and what can be told at once, before the people are read.
     check(settings, splits)
     if results is not None and first_process():
-        terminal.check_writable(results)
+        terminal.check_results(results)
     people = People.load(sequences_of(settings), settings.region, disease=settings.disease)
     settings.task().network()
     features = judge.features(people, positions)

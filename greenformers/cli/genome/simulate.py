@@ -56,6 +56,8 @@ def simulate(
         raise ValueError("--prevalence cannot be combined with --sites: it needs --variants")
     if variants is not None and people is not None:
         raise ValueError("--people cannot be combined with --variants: it needs --sites")
+    if prevalence is not None and not 0 < prevalence < 1:
+        raise ValueError(f"prevalence must be above 0 and below 1, got {prevalence}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if out.exists():

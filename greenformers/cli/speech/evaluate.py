@@ -60,7 +60,7 @@ def evaluate(
 
     terminal.quiet()
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
         records, pairs = scored(
             runs,

@@ -59,7 +59,7 @@ def study(
     if out.exists() and any(out.iterdir()) and not resume:
         raise ValueError(f"{out} is there already; --resume goes on with it")
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     console = terminal.console()
     with terminal.resumable():
         records = run(settings, console)

@@ -72,7 +72,7 @@ def length(
     vocabularies = {letters: 1.0, len(tokenizer): mean}
     rows = longest.rows(chosen, modes, size, vocabularies, budget)
     if results is not None:
-        terminal.check_writable(results)
+        terminal.check_results(results)
     with terminal.Steps(terminal.console(stderr=True)) as steps:
         longest_sequences = longest.study(rows, size, vocabularies, budget=budget, progress=partial(steps, "rows"))
         names = {letters: "one a nucleotide", len(tokenizer): "subwords"}
