@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from greenformers.changes._bits_layers import Packed
     from greenformers.changes._coded import CodedWeight, Layer
+    from greenformers.changes._contract import Change
     from greenformers.solve.grid import Form, Grid
     from greenformers.solve.layer_by_layer import Inputs
     from greenformers.solve.walk import Site
@@ -71,7 +72,7 @@ class Bits(Coding):
     order: ClassVar[int] = 85
     freezes: ClassVar[bool] = True
 
-    def check_order(self, before: "Sequence[type[Any]]") -> None:
+    def check_order(self, before: "Sequence[type[Change]]") -> None:
         """Check also that zeros stay: what makes up for the rounding of other weights, and a single bit, have none."""
         super().check_order(before)
         sparsifying = next((kind for kind in before if kind.sparsifies), None)

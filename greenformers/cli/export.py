@@ -84,9 +84,10 @@ def export(
         examples = learnt if heldout is None else heldout
         assert isinstance(examples, Texts)
     network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
-    most = reach(network) or 128
+    longest = reach(network)
+    most = longest or 128
     measured = [min(128, most)] if measured is None else measured
-    if reach(network) is not None and any(asked > most for asked in measured):
+    if longest is not None and any(asked > longest for asked in measured):
         raise ValueError(f"lengths must be at most {most}, the longest input of the model, got {max(measured)}")
     with terminal.Steps(console) as steps:
         records, checked = deploy(

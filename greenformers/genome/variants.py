@@ -256,14 +256,14 @@ def names(path: Path, region: Region) -> dict[int, str]:
     with told(path, "damaged"), _opened(path) as file:
         if len(file.header.samples):
             file.subset_samples([])
-        found: dict[int, list[str]] = {}
+        names_at: dict[int, list[str]] = {}
         for record in _records(file, path, region):
             position, name = int(record[1]), record[2]
             edits = [edit_of(position, record[3].upper(), alt.upper()) for alt in record[4].split(",")]
             for place in {position if edit is None else edit.start - (not edit.removed) for edit in edits}:
-                if name != "." and name not in found.setdefault(place, []):
-                    found[place].append(name)
-    return {place: "/".join(own) for place, own in found.items() if own}
+                if name != "." and name not in names_at.setdefault(place, []):
+                    names_at[place].append(name)
+    return {place: "/".join(own) for place, own in names_at.items() if own}
 
 
 def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:

@@ -182,6 +182,6 @@ def written(
         for at in range(0, len(places), AT_ONCE):
             some = places[at : at + AT_ONCE]
             prompts = [texts[place] for place in some]
-            written_ = continuations(model, tokenizer, prompts, new_tokens=count, writing=writing, **options)
-            out |= dict(zip(some, written_, strict=True))
+            continued = continuations(model, tokenizer, prompts, new_tokens=count, writing=writing, **options)
+            out |= dict(zip(some, continued, strict=True))
     return [out[place] for place in range(len(texts))]

@@ -195,6 +195,6 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     config = model.config.to_dict()
     for name in ("num_attention_heads", "residual", "position"):  # which no shape of a weight tells
         if name in described and described[name] != config.get(name):
-            found = f"its {name} is {described[name]}, that of this one {config.get(name)}"
-            raise ValueError(f"init must be a network of the same slots as this one: {found}")
+            difference = f"its {name} is {described[name]}, that of this one {config.get(name)}"
+            raise ValueError(f"init must be a network of the same slots as this one: {difference}")
     model.load_state_dict({name: tensor for name, tensor in stored.items() if name in own}, strict=False)
