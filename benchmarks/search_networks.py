@@ -8,18 +8,19 @@ space everything varies, in a narrow one what one network of all choices can hol
 search has as many seconds of the processor; its best is trained with two seeds that it has not seen, on all of the
 training split, and judged on the test split beside the base. Strategies are compared by seed: the mean difference of
 what is kept of the quality, 0 where no network was fast enough, and its 95 % interval by Student's t. One that was
-stopped goes on.
+stopped goes on, and what is in the file of --json is not searched for again.
 """
 
 import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
-from _harness import DATA, RUNS, Benchmark, Option, Run, yes
+from _harness import DATA, KNOWN, RUNS, Benchmark, Option, Run, yes
 from matplotlib.figure import Figure
 from rich.table import Table
 from scipy.stats import t as student
@@ -54,6 +55,7 @@ BENCHMARK = Benchmark(
         Option("--picture", "file the picture is drawn into", Path),
         Option("--runs", "folder of the searches, to go on from", Path, RUNS / "search_networks"),
     ),
+    json=KNOWN,
 )
 
 
@@ -76,33 +78,46 @@ def main(run: Run) -> bool:
         if given.data != "digits" and not given.folder.is_dir():
             return run.skip(f"{given.folder} is not there")
         records = searched(run)
-        run.write(records)
     run.show(shown(records))
     if given.picture:
         save(picture(records), given.picture)
     return True
 
 
+class Sought(NamedTuple):
+    """One search: its space, its seed and its strategy."""
+
+    space: str
+    seed: int
+    strategy: str
+
+
 def searched(run: Run) -> list[Record]:
-    """Records of all searches on a data set."""
+    """Records of all searches, those of this data set that are not known among them."""
     settings, name = base(run), run.given.data
-    objective = settings.task().objective
-    records = []
-    for space_name, strategies in STRATEGIES.items():
-        wide = space_name == "wide"
-        attentions = None if wide else ATTENTIONS if name == "digits" else CAUSAL
-        space = NetworkSpace.of(settings, with_validation(objective), PARTS if wide else NARROW, attentions)
-        for seed in range(1 if run.quick else SEEDS):
-            for strategy in strategies:
-                folder = run.given.runs / f"{'quick-' * run.quick}{name}-{space_name}-{strategy}-{seed}"
-                outcome = search(run, space, strategy, seed, folder)
-                setting = {"data": name, "space": space_name, "seed": seed}
-                print(f"{name}, {space_name}, seed {seed}, {strategy}: {outcome}", flush=True)
-                records += [
-                    run.record("quality_share", 100 * outcome["kept"], strategy, setting),
-                    run.record("speed", outcome["speed"], strategy, setting),
-                ]
-    return records
+    held = with_validation(settings.task().objective)
+    attentions = ATTENTIONS if name == "digits" else CAUSAL
+    spaces = {
+        "wide": NetworkSpace.of(settings, held, PARTS, None),
+        "narrow": NetworkSpace.of(settings, held, NARROW, attentions),
+    }
+    seeds = range(1 if run.quick else SEEDS)
+    wanted = [Sought(*parts) for space in STRATEGIES for parts in product([space], seeds, STRATEGIES[space])]
+
+    def train(sought: Sought) -> list[Record]:
+        folder = f"{'quick-' * run.quick}{name}-{sought.space}-{sought.strategy}-{sought.seed}"
+        outcome = search(run, spaces[sought.space], sought.strategy, sought.seed, run.given.runs / folder)
+        print(f"{name}, {sought.space}, seed {sought.seed}, {sought.strategy}: {outcome}", flush=True)
+        setting = at(sought)[1]
+        return [
+            run.record("quality_share", 100 * outcome["kept"], sought.strategy, setting),
+            run.record("speed", outcome["speed"], sought.strategy, setting),
+        ]
+
+    def at(sought: Sought) -> tuple[str, dict[str, Any]]:
+        return sought.strategy, {"data": name, "space": sought.space, "seed": sought.seed}
+
+    return run.trainings(wanted, at, train, lambda new: f"{new[0].value:.2f} % at {new[1].value:.2f}x")
 
 
 def search(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -145,21 +160,23 @@ def shown(records: list[Record]) -> Table:
         chance = of(records, data, space, "random")
         for strategy in STRATEGIES[space]:
             shares, speeds = of(records, data, space, strategy), of(records, data, space, strategy, "speed")
-            low, high = interval([own - other for own, other in zip(shares, chance, strict=True)])
+            if not shares:
+                continue
+            low, high = interval([shares[seed] - chance[seed] for seed in shares.keys() & chance.keys()])
             told = "" if strategy == "random" else f"{low:+.2f} to {high:+.2f}"
             table.add_row(
-                data, space, strategy, f"{mean(shares):.2f}", f"{mean(speeds):.2f}", told,
+                data, space, strategy, f"{mean(shares.values()):.2f}", f"{mean(speeds.values()):.2f}", told,
                 "" if strategy == "random" else yes(low > 0),
             )  # fmt: skip
     return table
 
 
-def of(records: list[Record], data: str, space: str, strategy: str, metric: str = "quality_share") -> list[float]:
-    rows = [
-        r for r in records
+def of(records: list[Record], data: str, space: str, strategy: str, metric: str = "quality_share") -> dict[int, float]:
+    """The values of a strategy by seed."""
+    return {
+        int(r.setting["seed"]): r.value for r in records
         if (r.setting["data"], r.setting["space"], r.variant, r.metric) == (data, space, strategy, metric)
-    ]  # fmt: skip
-    return [row.value for row in sorted(rows, key=lambda row: int(row.setting["seed"]))]
+    }  # fmt: skip
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -178,8 +195,10 @@ def picture(records: list[Record]) -> Figure:
     dress = looks(["", "evolution", "random", "one-shot"])
     for ax, (data, space) in zip(axes, places, strict=True):
         for at, strategy in enumerate(STRATEGIES[space]):
-            shares = of(records, data, space, strategy)
+            shares = list(of(records, data, space, strategy).values())
             look = dress[strategy]
+            if not shares:
+                continue
             ax.scatter([at] * len(shares), shares, color=look.colour, marker=look.marker, s=28)
             ax.plot([at - 0.3, at + 0.3], [mean(shares)] * 2, color=look.colour)
         ax.set_xticks(range(len(STRATEGIES[space])), STRATEGIES[space])

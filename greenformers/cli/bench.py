@@ -36,7 +36,10 @@ def bench(
     ] = None,
     lengths: Annotated[str, typer.Option(help="Sequence lengths in tokens, with commas.")] = "16,64,256,1024,4096",
     ranks: Annotated[
-        str, typer.Option(help="Ranks, which are also the projected lengths and the like, with commas.")
+        str,
+        typer.Option(
+            help="Ranks of at most d, which are also the projected lengths and the like, of at most N, with commas."
+        ),
     ] = "16,64,256",
     network: Network,
     how: How,
@@ -66,10 +69,13 @@ def bench(
     console = terminal.console()
     how = replace(how, memory=None if memory is None else memory * 2**30, country=country if energy else None)
     chosen = every(network.causal) if variants is None else [name.strip() for name in variants.split(",")]
-    asked = cells(chosen, terminal.numbers("lengths", lengths), terminal.numbers("ranks", ranks), network)
+    given = terminal.numbers("ranks", ranks)
+    asked = cells(chosen, terminal.numbers("lengths", lengths), given, network)
     terminal.check_results(results)
     terminal.check_page(out, "out")
     reasons = {cell: reason for cell in asked if (reason := refusal(cell, network)) is not None}
+    if larger := [str(rank) for rank in given if rank > network.hidden]:
+        console.print(f"left out: rank {', '.join(larger)}, larger than the width d of {network.hidden}")
     for line in _left_out(reasons):
         console.print(line, markup=False, soft_wrap=True)
     grid = [cell for cell in asked if cell not in reasons]

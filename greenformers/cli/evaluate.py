@@ -18,7 +18,9 @@ def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     split: Annotated[str, typer.Option(help="Split of the data set: train, valid or test.")] = "test",
     folder: Folder = None,
-    beams: Annotated[int, typer.Option(help="seq2seq: width of the beam search; 1 is greedy.")] = 4,
+    beams: Annotated[
+        int | None, typer.Option(help="seq2seq: width of the beam search; 1 is greedy. 4 if not given.")
+    ] = None,
     length_penalty: LengthPenalty = None,
     no_repeat: NoRepeat = None,
     min_new_tokens: MinNewTokens = None,
@@ -28,9 +30,8 @@ def evaluate(
 ) -> None:
     """Score a trained run on a split of its data set."""
     from greenformers.measure.record import append, context
+    from greenformers.train.evaluate import BEAMS, records
     from greenformers.train.evaluate import evaluate as scored
-    from greenformers.train.evaluate import records
-    from greenformers.train.generation import Writing
 
     if samples < 0:
         raise ValueError(f"samples must be at least 0, got {samples}")
@@ -38,7 +39,9 @@ def evaluate(
     if results is not None:
         terminal.check_results(results)
     console = terminal.console()
-    writing = Writing(beams, length_penalty, no_repeat, min_new_tokens)
+    typed = {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat, "min_new_tokens": min_new_tokens}
+    typed = {name: value for name, value in typed.items() if value is not None}
+    writing = replace(BEAMS, **typed) if typed else None  # type: ignore[arg-type]
     evaluation = scored(run_folder, split, folder=folder, writing=writing, batch_size=batch)
     for text in evaluation.texts[:samples]:
         console.print(text, markup=False, soft_wrap=True)

@@ -141,6 +141,7 @@ class Lab:
     _rounded: dict[tuple[type[Change], ...], Rounded] = field(default_factory=dict, repr=False)
     _begun: OrderedDict[str, tuple[PreTrainedModel, CompressionReport]] = field(default_factory=OrderedDict, repr=False)
     _timed: dict[Genes, tuple[tuple[type[Change], ...], float]] = field(default_factory=dict, repr=False)
+    _training: float | None = field(default=None, repr=False)
 
     def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
         """A copy of the model with a recipe applied.
@@ -167,7 +168,9 @@ class Lab:
         begun, report = self._begun[key]
         model = copy.deepcopy(begun)
         if count < len(recipe):
-            apply(model, recipe, given, done=report)
+            steps = apply(model, recipe, given, done=report).steps
+            trained = [step.seconds for step, change in zip(steps, recipe, strict=True) if change.trains]
+            self._training = sum(trained) if trained else None
         return model
 
     def healed(self, recipe: tuple[Change, ...], *parts: int) -> tuple[Change, ...]:
@@ -188,6 +191,7 @@ class Lab:
             turn: Function that calls another when nothing else runs.
         """
         own, metric, (examples, original) = self.own, self.own_quality[0], self._judging
+        self._training = None
         try:
             model = made()
             tried = self._ready(model, TRIED)
@@ -210,7 +214,7 @@ class Lab:
         return Trial(
             genes, steps, gain * relative, 1 - share_kept(metric, before, after), own.size / tried.size,
             beside=" + ".join(kind.name() for kind in rounding), rounded=gain,
-            interval=None if difference is None else (low, high),
+            interval=None if difference is None else (low, high), training=self._training,
         )  # fmt: skip
 
     @cached_property

@@ -390,8 +390,11 @@ class Search:
         usual = float(np.median([*fixed.values()])) if fixed else 0.0
         seen = {}
         for trial in healed:
-            training = trial.seconds - min(usual, fixed.get(trial.genes, usual))
-            seen[trial.genes] = max(1e-6, trial.seconds / 10, training) / trial.steps
+            training = trial.training
+            if training is None:  # what was made in full, say
+                training = max(trial.seconds / 10, trial.seconds - min(usual, fixed.get(trial.genes, usual)))
+            part = self.parts(trial.genes, trial.steps)[-1]  # what is healed on takes the seconds of that alone
+            seen[trial.genes] = max(1e-6, training) / part
         if genes in seen or not seen:
             return seen.get(genes)
         if len(seen) <= SHIFTED:

@@ -28,6 +28,7 @@ class Trial:
         rounded: How many times as fast as the model as it is that one is. The speed is the product of this and of how
             many times as fast as that one the recipe is.
         interval: 95 % interval of the lost share, by the examples that judge; None where it is not known.
+        training: Seconds of the healing among these alone; None where they are not known.
     """
 
     genes: Genes
@@ -40,6 +41,7 @@ class Trial:
     beside: str = ""
     rounded: float = 1.0
     interval: tuple[float, float] | None = None
+    training: float | None = None
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Trial":

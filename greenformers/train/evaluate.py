@@ -47,7 +47,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: Path, split: str, *, folder: Path | None = None, writing: Writing = BEAMS, batch_size: int = 64
+    run: Path, split: str, *, folder: Path | None = None, writing: Writing | None = None, batch_size: int = 64
 ) -> Evaluation:
     """Score the trained model of a run.
 
@@ -55,12 +55,13 @@ def evaluate(
         run: Folder of a finished run.
         split: Split of its data set: "train", "valid" or "test".
         folder: Folder of the data set, if it has moved since.
-        writing: How translations and summaries are searched for.
+        writing: How translations and summaries are searched for; None for `BEAMS`.
         batch_size: Number of examples computed at a time.
 
     Raises:
         MissingExtraError: The package that scores translations or summaries is not installed.
-        ValueError: There is no such split, or the run is of replaced token detection, whose encoder alone has no score.
+        ValueError: There is no such split, the run is of replaced token detection, whose encoder alone has no score,
+            or a way of writing is given for a run that writes no text.
         OSError: There is no finished run in the folder, or its data are missing.
     """
     model = trained(run).to(accelerator())  # type: ignore[arg-type]
@@ -73,6 +74,10 @@ def evaluate(
     if isinstance(objective, ReplacedTokenDetection):
         raise ValueError("a run of replaced_token_detection leaves an encoder: fine-tune it with --init, then evaluate")
     if not isinstance(objective, Seq2Seq):
+        if writing is not None:
+            raise ValueError(
+                f"options of writing are for seq2seq, the run is of {settings.data}, without texts to write"
+            )
         return Evaluation(objective.evaluate(model, split, batch_size))
     documents = objective.data.split(split) if isinstance(objective.data, Summaries) else None
     (translation.needed if documents is None else summaries.needed)()
@@ -81,7 +86,7 @@ def evaluate(
     longest = min(settings.length - 1, objective.target_length)
     outputs = list(
         translations(
-            model, objective.tokenizer, sources, batch_size=batch_size, max_new_tokens=longest, writing=writing
+            model, objective.tokenizer, sources, batch_size=batch_size, max_new_tokens=longest, writing=writing or BEAMS
         )
     )
     if documents is not None:

@@ -83,12 +83,14 @@ def test_a_grid_is_measured_once_and_drawn(
 def test_a_control_that_cannot_be_as_small_is_left_out_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--hidden", "64", "--heads", "16", "--feed-forward", "256", "--ranks", "4", "--modes", "inference"]
+    sizes = ["--hidden", "64", "--heads", "16", "--feed-forward", "256", "--ranks", "4,128", "--modes", "inference"]
     assert run(monkeypatch, "bench", "--variants", "lrt,narrow", *BENCH, *sizes) == 0
     line = (
         "left out at N 4, 8: narrow 4: no dense network of 16 heads costs as little as that of width 64 with the rank 4"
     )
-    assert line in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert line in out
+    assert "left out: rank 128, larger than the width d of 64\n" in out
     assert {r.variant for r in read("r/bench.jsonl")} == {"transformer", "transformer (eager)", "lrt"}
 
 

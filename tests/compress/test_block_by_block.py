@@ -242,7 +242,9 @@ def killed_at(place: str, model: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["between", "within"])
-def test_killed_it_goes_on_to_the_same_bits(models: dict[str, Path], tmp_path: Path, place: str) -> None:
+def test_killed_it_goes_on_to_the_same_bits(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     compress_block_by_block(models["llama"], whole, [SEQUENTIAL, Int8()], BATCHES)
     running = multiprocessing.get_context("fork").Process(target=killed_at, args=(place, models["llama"], parts))
@@ -255,7 +257,10 @@ def test_killed_it_goes_on_to_the_same_bits(models: dict[str, Path], tmp_path: P
     assert not parts.exists()
     with pytest.raises(FileExistsError, match="holds unfinished work of another recipe, or on other weights or texts"):
         compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES[:1])
+    kept, keep = [], Work.keep
+    monkeypatch.setattr(Work, "keep", lambda work, number, *given: (kept.append(number), keep(work, number, *given))[1])
     compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES)
+    assert kept == [1, None]  # the first block was not done again
     for file in sorted(whole.glob("*.safetensors")):
         ours, theirs = load_file(parts / file.name), load_file(file)
         assert ours.keys() == theirs.keys()

@@ -18,6 +18,7 @@ from greenformers.changes import Given, Heal, Int8, LowRank, Sparse
 from greenformers.changes._block_healing import heal_block
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.save import REPORT
+from greenformers.checkpoint.structure import structure
 from greenformers.compress.block_by_block import compress_block_by_block
 from greenformers.compress.block_work import Work
 from greenformers.solve.sparse_linear import sparse_layers
@@ -95,7 +96,9 @@ def test_zeros_stay_and_int8_follows(tmp_path: Path) -> None:
     left = [layer.sizes for _, layer in sparse_layers(small)]
     assert left
     assert all(kept <= 0.55 * total for kept, total in left)
-    assert states(tmp_path / "int8").isfinite().all()
+    assert structure(greenformers.load(tmp_path / "int8")).order == ["low_rank", "int8"]
+    compress_block_by_block(bert, tmp_path / "floats", [HALF, BRIEF], BATCHES)
+    torch.testing.assert_close(states(tmp_path / "int8"), states(tmp_path / "floats"), rtol=0.1, atol=0.1)
 
 
 def test_padding_is_not_learned_from(tmp_path: Path) -> None:
@@ -123,13 +126,19 @@ def killed(model: Path, out: Path, at_once: int) -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_killed_it_goes_on_to_the_same_bits(llama: Path, tmp_path: Path, at_once: int) -> None:
+def test_killed_it_goes_on_to_the_same_bits(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     compress_block_by_block(llama, tmp_path / "whole", [HALF, BRIEF], BATCHES, at_once=at_once)
     process = multiprocessing.get_context("fork").Process(target=killed, args=(llama, tmp_path / "parts", at_once))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+    kept, keep = [], Work.keep
+    monkeypatch.setattr(Work, "keep", lambda work, number, *given: (kept.append(number), keep(work, number, *given))[1])
     compress_block_by_block(llama, tmp_path / "parts", [HALF, BRIEF], BATCHES, at_once=at_once)
+    assert 0 not in kept  # the first section was not done again
+    assert kept
     whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(x.equal(parts[name]) for name, x in whole.items())

@@ -17,6 +17,7 @@ from greenformers.compress.run import run as compress
 from greenformers.search import run as running
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
+from greenformers.search.search import Search
 from greenformers.train.others import Others
 from greenformers.train.run import Stopped
 
@@ -89,6 +90,43 @@ def test_stopped_in_the_middle_a_call_goes_on(home: Path, tmp_path: Path, monkey
         greenformers.find_recipe("BertModel", out, texts="texts.txt")
     with pytest.raises(TypeError, match="unexpected keyword argument 'text'"):
         greenformers.find_recipe("BertModel", out, lose=0.1, text="texts.txt")
+
+
+@pytest.mark.usefixtures("by_size")
+def test_what_cannot_be_made_is_given_up_and_what_was_made_is_not_made_again(
+    home: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    out, tried, plain = tmp_path / "small", [], running.run
+    monkeypatch.chdir(home)
+
+    def making(model: str, recipe: tuple[Change, ...], *given: Any, **options: Any) -> Any:
+        tried.append(recipe)
+        if len(tried) == 1:
+            raise RuntimeError("of no use")
+        return plain(model, recipe, *given, **options)
+
+    def find() -> running.Outcome:
+        return greenformers.find_recipe(
+            "BertModel", out, faster=1.5, minutes=0.1, texts="texts.txt", evaluate="pairs.tsv", length=16, lengths=()
+        )
+
+    def stop(*_: object) -> None:
+        raise Stopped(15)
+
+    monkeypatch.setattr(running, "run", making)
+    monkeypatch.setattr(Search, "run", lambda search: search._try([*search.space.singles()][:2], 0, lambda: False))
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "add", stop)
+        with pytest.raises(Stopped):
+            find()
+    assert len(tried) == 2
+    assert tried[0] != tried[1]
+    done = find()
+    assert len(tried) == 2
+    assert done.recipe == tried[1]
+    assert [trial.refused for trial in done.search.trials.seen if trial.refused] == ["of no use"]
+    assert read_recipe(out / "recipe.toml") == list(tried[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 
 @pytest.mark.parametrize(

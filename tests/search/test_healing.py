@@ -58,3 +58,12 @@ def test_what_was_refused_or_gains_teaches_nothing_wrong(tmp_path):
     seen.add(Trial((0, 0, 1), 100, 2.0, -0.002, 1.0))
     (left,) = Healing(SPACE, seen).left([(1, 0, 0)], AT)
     assert KEPT <= exp(left) <= 1.0
+
+
+def test_how_steep_the_loss_falls_in_long_healing_is_learned(tmp_path):
+    seen = trials(tmp_path, [(2, 0, 0)], left=lambda _: 0.5, fall=FALL)
+    before = Healing(SPACE, seen).change(AT, 8 * AT)
+    assert before == pytest.approx(3 * LATER * FALL, rel=0.03)
+    seen.add(Trial((2, 0, 0), 4 * AT, 2.0, seen.of((2, 0, 0), AT).lost * exp(2 * 0.5 * FALL), 1.0))
+    after = Healing(SPACE, seen).change(AT, 8 * AT)
+    assert after == pytest.approx(3 * (TRUSTED * LATER + 0.5) / (TRUSTED + 1) * FALL, rel=0.03)

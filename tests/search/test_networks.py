@@ -183,10 +183,17 @@ def test_only_what_is_above_the_mean_of_its_equals_is_trained_for_more(strategy,
 
 
 @pytest.mark.parametrize("strategy", [by_evolution, by_chance])
-def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path):
+def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path, monkeypatch):
     bound = Bound(faster=1.5)
     whole = hurdles(tmp_path / "whole", bound)
     strategy(whole)
+    made, trial = [], KnownLab.trial
+
+    def counted(lab, genes, steps, *given, **options):
+        made.append((genes, steps))
+        return trial(lab, genes, steps, *given, **options)
+
+    monkeypatch.setattr(KnownLab, "trial", counted)
     for stop_at in (5, 20, 1000):
         counter = itertools.count()
 
@@ -200,6 +207,7 @@ def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path):
         except Stopped:
             continue
     assert list(map(str, again.tries.trials.seen)) == list(map(str, whole.tries.trials.seen))
+    assert len(made) == len(whole.tries.trials.seen), "what is known is not made again"
 
 
 @pytest.mark.parametrize("strategy", [by_evolution, by_chance])

@@ -141,9 +141,16 @@ def test_where_healing_in_full_brought_little_another_recipe_is_next(chosen, tmp
 
 
 @pytest.mark.usefixtures("few")
-def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
+def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path, monkeypatch):
     bound, seconds = Bound(lose=0.02), 150
     whole = searched(tmp_path / "whole", bound, seconds=seconds)
+    made, trial = [], KnownLab.trial
+
+    def counted(lab, genes, steps, *given):
+        made.append((genes, steps))
+        return trial(lab, genes, steps, *given)
+
+    monkeypatch.setattr(KnownLab, "trial", counted)
     for after in (9, len(whole.trials.seen) - 2):
         left = iter(range(after, -1, -1))
 
@@ -154,7 +161,9 @@ def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path):
         folder = tmp_path / str(after)
         with pytest.raises(Stopped):
             searched(folder, bound, told=stop, seconds=seconds)
+        made.clear()
         again = searched(folder, bound, seconds=seconds)
+        assert made == [(t.genes, t.steps) for t in whole.trials.seen][after + 1 :], "what is known is not made again"
         assert [(t.genes, t.steps) for t in again.trials.seen] == [(t.genes, t.steps) for t in whole.trials.seen]
         assert front(again.trials.done()) == front(whole.trials.done())
 
@@ -189,6 +198,9 @@ def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path)
     # The first recipe with a change measures what it needs, once: that makes no step cheaper.
     search = after((few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0))
     assert search._affordable(few, 0) == 200
+    # Where the seconds of the healing alone are known, these count.
+    search.trials.seen[-1] = replace(search.trials.seen[-1], training=25.0)
+    assert search._affordable(few, 0) == 400
 
 
 def test_changes_that_bring_little_speed_are_not_healed_alone(tmp_path):

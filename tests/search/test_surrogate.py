@@ -1,8 +1,11 @@
 """Predictions of recipes that were not tried, beside values that are known."""
 
-import numpy as np
+from itertools import product
 
-from greenformers.search.surrogate import Surrogate, terms
+import numpy as np
+from scipy.stats import multivariate_normal
+
+from greenformers.search.surrogate import INTERACTIONS, NOISES, WIDTHS, Surrogate, terms
 
 
 def known(s):
@@ -32,12 +35,24 @@ def test_what_is_far_from_all_that_was_seen_is_less_sure():
     assert spread[1] > 3 * spread[0]
 
 
-def test_the_mean_is_that_of_ridge_regression_with_the_prior():
-    s, y = drawn(25, 3), None
+def test_it_is_ridge_regression_with_the_prior_of_the_greatest_evidence():
+    s = drawn(25, 3)
     y = known(s)
     surrogate = Surrogate(s.tolist(), y.tolist())
     X, z = terms(s), (y - y.mean()) / y.std()
-    residual = X.T @ (z - X @ surrogate._mean) / surrogate._noise**2
-    # At the mode of the posterior the gradient of the prior is that of the likelihood.
-    precision = np.linalg.inv(surrogate._covariance) - X.T @ X / surrogate._noise**2
-    assert np.allclose(residual, precision @ surrogate._mean, rtol=1e-4, atol=1e-4)
+    changes = s.shape[1]
+
+    def prior(width, interaction):
+        return np.array(
+            [10.0, *[width**2] * 3 * changes, *[(width * interaction) ** 2] * (X.shape[1] - 1 - 3 * changes)]
+        )
+
+    def evidence(width, noise, interaction):
+        spread = X @ np.diag(prior(width, interaction)) @ X.T + noise**2 * np.eye(len(z))
+        return multivariate_normal(np.zeros(len(z)), spread).logpdf(z)
+
+    width, noise, interaction = max(product(WIDTHS, NOISES, INTERACTIONS), key=lambda row: evidence(*row))
+    assert surrogate._noise == noise
+    precision = np.diag(1 / prior(width, interaction)) + X.T @ X / noise**2
+    assert np.allclose(surrogate._mean, np.linalg.solve(precision, X.T @ z / noise**2), rtol=1e-6, atol=1e-8)
+    assert np.allclose(surrogate._covariance @ precision, np.eye(X.shape[1]), atol=1e-6)

@@ -221,12 +221,20 @@ def test_to_the_bit(way: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     for stop in stops:
         with pytest.raises(KilledError):
             trained(way, tmp_path / "stopped", save_every=1, resume=True, callbacks=(StopAt(stop),))
+    began = []
+
+    class Begun(TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            began.append(state.global_step)
+
     if way == "dense_first":  # killed as the truncated checkpoint was not yet written
         shutil.copytree(tmp_path / "whole" / "dense", tmp_path / "between" / "dense")
     for place in ("stopped", "between") if way == "dense_first" else ("stopped",):
-        weights, resumed = trained(way, tmp_path / place, save_every=1, resume=True)
+        weights, resumed = trained(way, tmp_path / place, save_every=1, resume=True, callbacks=(Begun(),))
         assert all(torch.equal(x, weights[name]) for name, x in expected.items())
         assert resumed.log == history.log
+    assert began
+    assert min(began) > 0
 
 
 def test_a_run_that_a_signal_stopped_while_dense_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,11 +75,19 @@ def test_a_run_leaves_settings_metrics_scores_and_a_model_that_loads(runs, name:
 
 @pytest.mark.parametrize("name", ["masked_lm", "causal_lm", "seq2seq"])
 def test_the_model_that_is_left_has_the_scores_that_were_told(runs, name: str) -> None:
-    evaluation = evaluate(runs[name], "valid", batch_size=3, writing=GREEDY)
+    writing = GREEDY if name == "seq2seq" else None
+    evaluation = evaluate(runs[name], "valid", batch_size=3, writing=writing)
     told = json.loads((runs[name] / "scores.json").read_text())
     assert {key: evaluation.scores[key] for key in told} == pytest.approx(told, rel=1e-4)
     assert len(evaluation.texts) == len(evaluation.written) == (3 if name == "seq2seq" else 0)
     assert (evaluation.intervals, evaluation.baselines, evaluation.differences) == ({}, {}, {})
+
+
+def test_a_way_of_writing_is_refused_where_nothing_is_written(runs) -> None:
+    with pytest.raises(
+        ValueError, match=r"^options of writing are for seq2seq, the run is of \w+, without texts to write$"
+    ):
+        evaluate(runs["causal_lm"], "valid", writing=GREEDY)
 
 
 def test_replaced_token_detection_is_not_evaluated(runs) -> None:
@@ -123,8 +131,18 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         run.ensure(tmp_path / "run", settings, QUIET)
     assert not (tmp_path / "run" / "scores.json").exists()
-    monkeypatch.setattr(run, "fit", plain)
+    began = []
+
+    def resumed(*given, **options):
+        class Begun(run.TrainerCallback):
+            def on_train_begin(self, args, state, control, **_):
+                began.append(state.global_step)
+
+        return plain(*given, **options | {"callbacks": (*options["callbacks"], Begun())})
+
+    monkeypatch.setattr(run, "fit", resumed)
     assert run.ensure(tmp_path / "run", settings, QUIET) == whole
+    assert began == [2]
     one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [

@@ -84,7 +84,16 @@ def test_a_stopped_run_goes_on_with_its_memory(tmp_path: Path, monkeypatch: pyte
         assert run.start(tmp_path / "parts", plain, QUIET).history.stopped == signal.SIGTERM
     stored = load_file(next((tmp_path / "parts" / "checkpoints").glob("step-8")) / "memory.safetensors")
     assert stored["recent.0"].shape[:2] == (4, MEMORY + 2)  # as threes are compressed
+    began = []
+
+    class Begun(run._Metrics):
+        def on_train_begin(self, args, state, control, **given):
+            began.append(state.global_step)
+            super().on_train_begin(args, state, control, **given)
+
+    monkeypatch.setattr(run, "_Metrics", Begun)
     run.resume(tmp_path / "parts", QUIET)
+    assert began == [8]
     assert all(torch.equal(one, weights(tmp_path / "parts")[name]) for name, one in weights(tmp_path / "whole").items())
 
 

@@ -88,13 +88,23 @@ def test_a_run_that_was_stopped_has_the_same(top: Path, tmp_path: Path, stop: in
             if state.global_step == stop - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
 
+    began = []
+
+    class Begun(run._Metrics):
+        def on_train_begin(self, args, state, control, **given):
+            began.append(state.global_step)
+            super().on_train_begin(args, state, control, **given)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_Metrics", Signal)
         outcome = run.start(tmp_path / "run", KEPT, QUIET)
     assert (outcome.history.stopped, outcome.history.steps) == (signal.SIGTERM, stop)
     made = {int(path.name) for path in (tmp_path / "run" / run.SNAPSHOTS).iterdir()}
     assert made == {step for step in (2, 3, 5) if step <= stop}
-    run.resume(tmp_path / "run", QUIET)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_Metrics", Begun)
+        run.resume(tmp_path / "run", QUIET)
+    assert began == [stop]
     assert files(tmp_path / "run") == files(top / "kept")
     for part in (".", "at/2", "at/3", "at/5"):
         assert same(tmp_path / "run" / part, top / "kept" / part)
