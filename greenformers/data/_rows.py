@@ -93,7 +93,7 @@ class Rows(Sequence[Row]):
         if more <= 0 or length == 1:  # of one token it could not be told what is as long as the text
             return
         for name, x in batch.items():
-            if [len(row[name]) for row in rows] == lengths:
+            if x.dim() > 1 and [len(row[name]) for row in rows] == lengths:
                 batch[name] = F.pad(x, (0, 0) * (x.dim() - 2) + (0, more), value=self.filler.get(name, 0))
 
 

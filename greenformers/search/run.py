@@ -140,7 +140,9 @@ def find(
                 )  # fmt: skip
                 if first_process():
                     _keep(place, judged)
-        except (ValueError, LookupError, ArithmeticError, MemoryError, RuntimeError) as error:
+        except OSError:  # a full disk, say, is no fault of the recipe
+            raise
+        except Exception as error:
             failures.append(error)
             if len(failures) == MOST_FAILED:  # which is no fault of the recipes
                 raise
@@ -156,11 +158,12 @@ def find(
         search.add(genes, steps, lambda: pretrained(str(place))[0], before)
         return True
 
-    for number in range(len(SPENT)):
+    number = 0
+    while number < len(SPENT) and len(failures) < MOST_FAILED - 1:  # what fails leaves the time to another
         genes, steps = search.in_full(number)
         if steps <= HURDLES[-1] or (genes, steps) in results:
             break
-        make(genes, steps)
+        number += make(genes, steps)
     best = search.best()
     while (best.genes, best.steps) not in results and not make(best.genes, best.steps):
         best = search.best()
@@ -322,6 +325,8 @@ def _prepared(
         original, replace(given, teacher_cache=None), length=length, causal=task_of(original) == "causal_lm",
         runtime=runtime,
     )  # fmt: skip
+    if others.count > 1:  # each would write it
+        given = replace(given, teacher_cache=None)
     lab = Lab(original, reader, seen, given, folder / f"process-{others.rank}", runtime, timed)
     lab.own_quality  # noqa: B018 - that it can be judged is known before the first trial
     plan = Plan(bound, seconds, heals=True, seed=job.seed)

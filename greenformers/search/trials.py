@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from errno import ENOSPC
+from math import isclose
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -134,7 +135,9 @@ class Trials:
         all trials of a recipe, whose speed healing does not change: else what was fast enough might not be once healed.
         """
         if trial.refused is None:
-            self._relative.setdefault(trial.genes, []).append(trial.speed / trial.rounded)
+            relative, timed = trial.speed / trial.rounded, self._relative.setdefault(trial.genes, [])
+            # What is healed a little is not timed again, and would outvote what is.
+            timed += [relative] * (not any(isclose(relative, other, rel_tol=1e-9) for other in timed))
             if trial.beside:
                 gains = self._gains.setdefault(trial.beside, [])
                 gains += [trial.rounded] * (trial.rounded not in gains)

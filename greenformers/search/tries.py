@@ -89,7 +89,8 @@ class Tries:
         new = sum(self.trials.on_disk(trial.genes, steps) is None for trial in ended)
         for trial in ended:
             if self.trials.on_disk(trial.genes, steps) is None:
-                trial = replace(trial, seconds=seconds / new)
+                training = None if trial.training is None else trial.training / new
+                trial = replace(trial, seconds=seconds / new, training=training)
             seen = self.trials.add(trial)
             if self._others.rank == 0:
                 self._told(seen)

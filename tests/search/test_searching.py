@@ -412,3 +412,10 @@ def test_a_line_that_a_full_disk_cut_off_is_lost_alone(tmp_path):
     again.end()
     again.add(Trial((2, 2), 0, 3.0, 0.1, 1.0))
     assert Trials(path).on_disk((2, 2), 0).speed == 3.0
+
+
+def test_what_is_healed_a_little_does_not_outvote_what_is_timed_again(tmp_path):
+    trials, genes = Trials(tmp_path / "trials.jsonl"), (1, 0, 0, 0)
+    for steps, speed in ((0, 3.02), (100, 3.02), (300, 3.02), (1000, 2.8)):
+        trials.add(Trial(genes, steps, speed, 0.0))
+    assert [trial.speed for trial in trials.seen] == pytest.approx([2.91] * 4)

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from greenformers.data._rows import Rows
 from greenformers.train.bf16 import AttentionInFloat32, products, quickest
 
 CPU = torch.device("cpu")
@@ -64,3 +65,14 @@ def test_the_quickest_is_bf16_where_a_processor_multiplies_matrices_so(monkeypat
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: has, raising=False)
     assert quickest() == right
+
+
+def test_a_label_that_is_one_number_is_not_as_long_as_the_text() -> None:
+    items = [
+        {"input_ids": torch.arange(n), "attention_mask": torch.ones(n, dtype=torch.long), "labels": torch.tensor(1)}
+        for n in (5, 6, 8)
+    ]
+    rows = Rows(items, lengths=[5, 6, 8])
+    batch = rows.collate(items[:2], 8)
+    assert batch["input_ids"].shape == (2, 8)
+    assert batch["labels"].tolist() == [1, 1]
