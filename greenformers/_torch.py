@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import DeviceType
 from torch.autograd.profiler import profile
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,6 +70,16 @@ def in_transform() -> bool:
     outputs, with rules of their own for each transform, would not need to ask.
     """
     return torch._C._are_functorch_transforms_active()
+
+
+def function_modes() -> list[TorchFunctionMode]:
+    """The modes of torch functions that are in force, the outermost first.
+
+    It depends on `torch.overrides._get_current_function_mode_stack`. Code that takes its modes as an argument would not
+    need to ask.
+    """
+    modes: list[TorchFunctionMode] = overrides._get_current_function_mode_stack()
+    return modes
 
 
 # Nested results.

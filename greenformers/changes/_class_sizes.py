@@ -79,7 +79,12 @@ def built(model: PreTrainedModel, config: Any, seed: int, device: torch.device |
         except Exception as error:  # whatever classes raise that sizes do not fit
             line = " ".join(str(error).split())[:200]
             raise ValueError(f"{type(model).__name__} is not built of these sizes: {line}") from error
-    student: PreTrainedModel = fresh.to(device or first.device, first.dtype).train(model.training)
+    student: PreTrainedModel = fresh.to(device or first.device).train(model.training)
+    # Each in the type that it has in the model: beside weights of half precision angles of positions are float32.
+    types = {name: x.dtype for name, x in (*model.named_parameters(), *model.named_buffers())}
+    for name, x in (*student.named_parameters(), *student.named_buffers()):
+        if x.is_floating_point():
+            x.data = x.data.to(types.get(name, first.dtype))
     return student
 
 
@@ -110,8 +115,8 @@ def become(model: PreTrainedModel, student: PreTrainedModel, layers: Mapping[str
         student: What it becomes.
         layers: Numbers of the layers that remain, by the path of their stack; others stay whole.
     """
-    trainable = {name: x.requires_grad for name, x in model.named_parameters()}
     shorten(model, layers)
+    trainable = {name: x.requires_grad for name, x in model.named_parameters()}  # by the numbers that remain
     for name, x in student.named_parameters():
         x.requires_grad_(trainable.get(name, True))
     for path, theirs in student.named_modules():

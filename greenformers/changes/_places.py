@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from greenformers.attention import Attention, Shape
 from greenformers.changes._attention_interface import Swapped, built, foreign, put, stack_of, use
+from greenformers.measure.quality import evaluating
 from greenformers.model._transformers import (
     attention_of,
     can_choose_attention,
@@ -174,17 +175,15 @@ def _calls(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> list
     AttentionMaskInterface.register(PROBE, whole_mask)
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     before = {key: attention_of(config) for key, config in configs.items()}
-    training = model.training
     try:
-        model.eval().set_attn_implementation(PROBE)
-        with torch.no_grad():
+        model.set_attn_implementation(PROBE)
+        with evaluating(model), torch.no_grad():
             model(**example, use_cache=False) if _caches(model) else model(**example)
     except (TypeError, RuntimeError, AttributeError, NotImplementedError) as error:
         raise ValueError(f"{kind} cannot be run with an attention of ours: {' '.join(str(error).split())}") from error
     finally:
         for key, config in configs.items():
             put_attention_back(config, before[key])
-        model.train(training)
     if not seen:
         raise ValueError(
             f"{kind} takes the name of an attention and never calls it: its attention is its own, and would stay"

@@ -14,7 +14,7 @@ least squares. They are no part of the student that is left.
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -118,7 +118,7 @@ class Student(nn.Module):
         self.precision = precision
         self.model, self.temperature, self.layer_map, self._replace = model, temperature, layer_map, replace
         self._pool = pooling_of(model)
-        self._original = (original.eval(),)  # in a tuple: not a part of this module
+        self._original = (original,)  # in a tuple: not a part of this module
         self._depths: dict[str, int] = {}
         self.widening = nn.ModuleDict()
         self._widen(seen)
@@ -141,7 +141,7 @@ class Student(nn.Module):
         """Make the matrices W, from the states of a narrower student to those of its teacher, by least squares."""
         sums: dict[str, list[Tensor]] = {}
         device = next(self.model.parameters()).device
-        with evaluating(self.model):
+        with evaluating(self.model), evaluating(self.teacher):
             for batch in batches:
                 given = {name: x.to(device) for name, x in batch.items()}
                 outs = [
@@ -203,7 +203,7 @@ class Student(nn.Module):
         """
         if task_of(self.teacher) != "encoder" or self.teacher.main_input_name != "input_ids":
             return None
-        return copy.deepcopy(self.teacher).bfloat16()
+        return copy.deepcopy(self.teacher).eval().bfloat16()
 
     def given(self, network: PreTrainedModel, batch: Mapping[str, Tensor], precision: Precision | None = None) -> Given:
         """What a network gives to a batch, with products in a precision, by default that of training."""
@@ -212,7 +212,7 @@ class Student(nn.Module):
         halved = self._halved if network is self.teacher and precision == "bf16" and device.type == "cpu" else None
         within: AbstractContextManager[Any] = AttentionInFloat32() if halved else products(precision, device)
         network = halved or network
-        with noted() as attended, within:
+        with noted() as attended, within, evaluating(network) if network is self.teacher else nullcontext():
             out = network(**_typed(batch, network), output_hidden_states=True)
         out, attended = widened((out, attended))
         stacks = states(out)

@@ -38,10 +38,13 @@ class Int8(Change):
         from greenformers.solve.census import census
 
         held = census(model)
-        units = [_unit(path, before, after) for path, before, after in quantise(model)]
-        before, after = (sum(getattr(unit, name) for unit in units) for name in ("before", "after"))
+        replaced = quantise(model)
+        units = [_unit(path, before, after) for path, before, after in replaced]
+        # Of weights that are tied there is one.
+        once = {id(made.quantised): unit for unit, (_, _, made) in zip(units, replaced, strict=True)}.values()
+        before, after = (sum(getattr(unit, name) for unit in once) for name in ("before", "after"))
         summary = (
-            f"{len(units)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; they are "
+            f"{len(once)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; they are "
             f"{coverage(held, [unit.path for unit in units])}"
         )
         return Report(as_dict(self), summary, units)

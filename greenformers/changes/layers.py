@@ -166,6 +166,14 @@ class Layers(Change):
         by = "even" if heals and not causal else "influence"
         return [cls(keep, by=by) for keep in range(most - 1, max(1, most // 3) - 1, -1)]
 
+    def products_left(self, model: "nn.Module") -> float:
+        """The share of the layers that is kept."""
+        from greenformers.changes._stacks import stacks
+
+        every, shorter = stacks(model), self._sizes(model)
+        kept = [shorter[path][1] if path in shorter else len(stack) for path, stack in every.items()]
+        return sum(kept) / sum(map(len, every.values()))
+
 
 def _is_places(given: object) -> bool:
     return isinstance(given, list) and all(type(place) is int and place >= 0 for place in given)

@@ -261,6 +261,11 @@ class LowRank(Change):
         """Nine tenths of the weights, and so on down to three tenths."""
         return [cls(keep=tenths / 10) for tenths in range(9, 2, -1)]
 
+    def products_left(self, model: "nn.Module") -> float:
+        """The share of the weights that is kept: each is multiplied by a number of each input."""
+        budget = self.budget()
+        return budget.amount if budget.how in ("hull", "uniform") else 1.0
+
 
 def _paths(layers: "Sequence[LayerReport]") -> list[str]:
     return [path for layer in layers for path in (layer.path, *layer.tied)]

@@ -269,13 +269,16 @@ class Narrow(Change):
     @classmethod
     def searched(cls, model: "nn.Module", *, length: int, causal: bool, heals: bool) -> "Sequence[Narrow]":
         """Three quarters of the hidden coordinates, and half of them."""
-        from greenformers.changes._class_sizes import HIDDEN
         from greenformers.changes._student_sizes import MULTIPLE
 
-        config = getattr(model, "config", None)
-        width = next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), 0)
+        width = _width(model)
         sizes = [round(share * width / MULTIPLE) * MULTIPLE for share in (0.75, 0.5)]
         return [cls(size) for size in dict.fromkeys(sizes) if 0 < size < width]
+
+    def products_left(self, model: "nn.Module") -> float:
+        """The square of the share of the width: inputs and outputs of each product are as many times fewer."""
+        width = _width(model)
+        return (self.hidden / width) ** 2 if width and self.hidden else 1.0
 
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
@@ -289,6 +292,14 @@ class Narrow(Change):
 
         setattr(model, SIZES, checked(description))
         return []
+
+
+def _width(model: "nn.Module") -> int:
+    """The hidden size by the configuration; 0 where it has none."""
+    from greenformers.changes._class_sizes import HIDDEN
+
+    config = getattr(model, "config", None)
+    return next((size for name in HIDDEN if type(size := getattr(config, name, None)) is int), 0)
 
 
 def _bytes_by_path(model: "nn.Module") -> dict[str, int]:

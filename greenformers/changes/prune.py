@@ -43,6 +43,10 @@ class Prune(Removal):
         """Nine tenths of the cost of heads and neurons, and so on down to two tenths."""
         return [cls(keep=tenths / 10) for tenths in range(9, 1, -1)]
 
+    def products_left(self, model: "nn.Module") -> float:
+        """The share of the cost of heads and neurons that is kept."""
+        return self.keep
+
     @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """Nothing: what is left is described by the changes `heads` and `neurons`."""

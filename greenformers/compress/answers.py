@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from greenformers.measure.correlation import spearman
+from greenformers.measure.correlation import Resampled, spearman
 from greenformers.measure.quality import paired_difference
 from greenformers.measure.recognition import bootstrap_difference
 from greenformers.measure.translation import bleu_difference, translation_scores
@@ -165,9 +165,10 @@ class Several:
 
 def spearman_difference(a: np.ndarray, b: np.ndarray, scores: np.ndarray, seed: int = 0) -> list[float]:
     """95 % bootstrap interval of 100 times the difference of two Spearman correlations on the same pairs."""
+    own, other = Resampled(a, scores), Resampled(b, scores)
     if np.array_equal(b, scores):  # of what scores are ranked by, which is ranked as it is in every draw
-        return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - 1), seed)
-    return _interval(len(scores), lambda at: 100 * (spearman(a[at], scores[at]) - spearman(b[at], scores[at])), seed)
+        return _interval(len(scores), lambda at: 100 * (own.spearman(at) - 1), seed)
+    return _interval(len(scores), lambda at: 100 * (own.spearman(at) - other.spearman(at)), seed)
 
 
 def _interval(count: int, difference: Callable[[np.ndarray], float], seed: int = 0) -> list[float]:

@@ -17,9 +17,9 @@ from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
-from greenformers.checkpoint.save import REPORT, check_place, save
+from greenformers.checkpoint.save import REPORT, building, check_place, save
 from greenformers.compress.apply import apply, check, given_to
-from greenformers.compress.comparison import card, compared
+from greenformers.compress.comparison import SHARE, card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, needed_of, read_parts
@@ -51,6 +51,7 @@ def run(
     gone: int = 0,
     begun: Path | None = None,
     keeps: bool = False,
+    within: float | None = None,
 ) -> tuple[CompressionReport, list[Record], list[str]]:
     """Apply a recipe, judge and measure every step beside the original, and save the result.
 
@@ -69,6 +70,7 @@ def run(
         gone: Texts to learn from that were left out of these parts, as they judge.
         begun: Folder of another result that kept its steps: those with which this recipe begins are not made again.
         keeps: Keep the finished steps beside the result.
+        within: Seconds that measuring may take at most; by default a share of those of the steps, see `compared`.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -126,6 +128,8 @@ def run(
     longer = _lengthen(original, small)
     notes: list[str] = []
     worked = None if job.measure else sum(step.seconds for step in report.steps)
+    if worked is not None and within is not None:
+        worked = min(worked, within / SHARE)
     records = compared(
         models, parts.get("judging"), reader, benchmark="compress", lengths=measured,
         batch=1 if KINDS.get(original.main_input_name) == "sound" else BATCH, unmeasured=_untimed(changes),
@@ -187,25 +191,27 @@ class Unfinished:
 
     def leave(self, out: Path) -> None:
         """Leave the finished steps beside the result, for another recipe that begins with the same changes."""
-        shutil.rmtree(_steps_of(out), ignore_errors=True)
-        self.folder.rename(_steps_of(out))
+        for training in self.folder.glob("training-*"):  # checkpoints, of which no other recipe has use
+            shutil.rmtree(training)
+        shutil.rmtree(steps_of(out), ignore_errors=True)
+        self.folder.rename(steps_of(out))
 
     def begin(self, out: Path, changes: Sequence[Change]) -> None:
-        """Take over those steps of another result with which this recipe begins, where it has not begun.
+        """Take over those steps of another result with which this recipe begins, as far as it has not made them itself.
 
         Args:
             out: Folder of the other result, beside which its steps were left.
             changes: This recipe.
         """
-        if any(self.folder.glob("step-*")):
-            return
-        other = Unfinished(_steps_of(out))
+        other = Unfinished(steps_of(out))
         for number, change in enumerate(changes):
             step = other._step(number)
             own = json.loads(json.dumps(as_dict(change)))
             if not step.is_dir() or json.loads((step / REPORT).read_text())["steps"][-1]["report"]["change"] != own:
                 return
-            shutil.copytree(step, self._step(number))
+            if not self._step(number).is_dir():
+                with building(self._step(number)) as folder:
+                    shutil.copytree(step, folder, dirs_exist_ok=True)
 
     def models(self, names: Sequence[str], last: PreTrainedModel) -> dict[str, PreTrainedModel]:
         """The network after each step, by name; all but the last one as read from disk."""
@@ -220,7 +226,8 @@ class Unfinished:
         return self.folder / f"step-{number}"
 
 
-def _steps_of(out: Path) -> Path:
+def steps_of(out: Path) -> Path:
+    """The folder of the finished steps that a result has beside it, where it keeps them; it is there once all is."""
     return out.with_name(f"{out.name}.steps")
 
 

@@ -181,7 +181,9 @@ class Site:
         edits = [self._edit(number) for number in range(1, len(self.alts) + 1)]
         spans = [(edit.start, edit.start + edit.removed) for edit in edits if edit is not None and edit.bases is None]
         low = min([self.start, *(first for first, _ in spans)])
-        high = max([self.start + len(self.ref), *(last for _, last in spans)])
+        # A block of a gVCF may have no alternative, and reach to its END.
+        ends = [] if self.alts or self._end is None else [self._end]
+        high = max([self.start + len(self.ref), *ends, *(last for _, last in spans)])
         return Edit(low, high - low, None)
 
     @cached_property
@@ -215,7 +217,7 @@ class Site:
 def reach(start: int, ref: str, alts: Iterable[str], info: str) -> int:
     """The position after the last one that a record may say something of, from 0 on the contig; INFO may be wrong."""
     ends = [start + len(ref)]
-    if any(alt.startswith("<") for alt in alts):
+    if any(alt.startswith("<") or alt == "." for alt in alts):
         ends += [int(end) for end in re.findall(r"(?:^|;)END=(\d{1,18})(?=;|$)", info, flags=re.ASCII)]
         for lengths in re.findall(r"(?:^|;)SVLEN=([-+\d,.]+)", info, flags=re.ASCII):
             ends += [start + 1 + int(length) for length in re.findall(r"\d{1,18}", lengths, flags=re.ASCII)]

@@ -36,12 +36,12 @@ class Cohort:
     Attributes:
         people: The people, in the order of the table.
         phenotypes: The distinct phenotypes, sorted; the last one is predicted.
-        unknown: Number of people that are left out, as their phenotype is missing.
+        without: People that are left out, as their phenotype is missing.
     """
 
     people: list[Person]
     phenotypes: list[str]
-    unknown: int = 0
+    without: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, table: Path) -> Cohort:
@@ -61,7 +61,7 @@ class Cohort:
                 raise GenomeError(f"{table}: must have one column {column}, has {', '.join(header)[:80]}")
         people: list[Person] = []
         seen: dict[str, int] = {}
-        unknown = 0
+        without: list[str] = []
         for line, fields in rows[1:]:
             if len(fields) != len(header):
                 raise GenomeError(f"{table}: line {line} must have {len(header)} columns, has {len(fields)}")
@@ -81,14 +81,14 @@ class Cohort:
                 path = table.parent / row["path"]
                 checked(path)
             if row["phenotype"] in MISSING:
-                unknown += 1
+                without.append(name)
             else:
                 people.append(Person(name, row["phenotype"], path))
         phenotypes = sorted({person.phenotype for person in people})
         if len(phenotypes) != 2:
             listed = ", ".join(phenotypes[:5]) or "none"
             raise GenomeError(f"{table}: must have two phenotypes, has {len(phenotypes)}: {listed}")
-        return cls(people, phenotypes, unknown)
+        return cls(people, phenotypes, tuple(without))
 
     def balance(self) -> dict[str, int]:
         """Number of people with each phenotype."""

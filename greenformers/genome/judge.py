@@ -27,8 +27,8 @@ def records(
 ) -> list[Record]:  # fmt: skip
     """Scores of the network and of its baselines: means over the draws, with standard deviations as spreads.
 
-    All models have the same people. The difference in AUC to the network has a 95 % bootstrap interval: the test people
-    of each draw are drawn again, with replacement, the same for both.
+    All models have the same people. The difference in AUC to the network has a 95 % bootstrap interval: all who are
+    tested in any draw are drawn again, with replacement, the same for both models and in all draws, which share people.
 
     Args:
         settings: Settings of the network.
@@ -47,14 +47,15 @@ def records(
         "region": str(people.region), "people": len(people.names), "draws": len(chances),
         "predicted": people.phenotypes[1],
     }  # fmt: skip
+    tested = [draw["test"] for draw in draws]
     rows = []
     for name, model_chances in models.items():
         scores = [result.scores() for result in model_chances]
         for metric in ("auc", "f1"):
             mean, deviation = summary([result[metric] for result in scores])
-            interval = (
-                list(difference(model_chances, chances)) if metric == "auc" and model_chances is not chances else None
-            )
+            interval = None
+            if metric == "auc" and model_chances is not chances:
+                interval = list(difference(model_chances, chances, tested))
             rows.append(
                 Record.of(
                     metric, mean, benchmark="genome_risk", variant=name, setting=setting, spread=deviation,
@@ -98,14 +99,25 @@ def shown(record: Record, digits: int = 2) -> str:
     return f"{record.value:.{digits}f}{deviation}"
 
 
-def difference(model: Sequence[Chances], baseline: Sequence[Chances], *, times: int = 1000) -> tuple[float, float]:
-    """95 % interval of the mean AUC of a model minus that of a baseline on the same draws, in points."""
+def difference(
+    model: Sequence[Chances], baseline: Sequence[Chances], people: Sequence[Sequence[int]], *, times: int = 1000
+) -> tuple[float, float]:
+    """95 % interval of the mean AUC of a model minus that of a baseline on the same draws, in points.
+
+    Args:
+        model: Probabilities of the model for each draw.
+        baseline: Those of the baseline.
+        people: Numbers of the test people of each draw, in the order of these.
+        times: Number of times that all of them are drawn again.
+    """
     source = np.random.default_rng(0)
+    everyone, places = np.unique(np.concatenate(people), return_inverse=True)
+    # How often each person is drawn: who is tested in several draws counts alike in all of them.
+    drawn = source.multinomial(len(everyone), [1 / len(everyone)] * len(everyone), size=times)
+    rows = np.split(places, np.cumsum([len(own) for own in people])[:-1])
     total = np.zeros(times)
-    for mine, theirs in zip(model, baseline, strict=True):
-        count = len(mine.test)
-        # How often each person is drawn.
-        weights = source.multinomial(count, [1 / count] * count, size=times)
+    for mine, theirs, own in zip(model, baseline, rows, strict=True):
+        weights = drawn[:, own]
         pair = [_areas(said.test, said.test_labels, weights) for said in (mine, theirs)]
         total += (pair[0] - pair[1]) / len(model)
     low, high = np.nanquantile(100 * total, [0.025, 0.975]).tolist()

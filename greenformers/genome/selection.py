@@ -61,7 +61,7 @@ class Selection:
         return None if self.cohort is None else {person.name: person.phenotype for person in self.cohort.people}
 
     def sources(self) -> tuple[list[Source], int]:
-        """The selected people by file, and the number of other people in the files.
+        """The selected people by file, and the number of people in the files whom the table does not name.
 
         Raises:
             GenomeError: A file cannot be used, or has reads of several people; or a person is in two files; or a person
@@ -82,4 +82,5 @@ class Selection:
                 raise GenomeError(f"{path}: has reads of {len(everybody)} people, must be of one")
             if chosen := tuple(name for name in everybody if name in selected):
                 sources.append(Source(path, chosen))
-        return sources, len(homes) - sum(len(source.people) for source in sources)
+        named = {*selected, *(() if self.cohort is None else self.cohort.without)}
+        return sources, sum(name not in named for name in homes)

@@ -110,6 +110,8 @@ class Pretraining(Network):
             raise ValueError(f"mode must be one of {', '.join(MODES)}; got {self.mode!r}")
         if self.alphabet not in ALPHABETS:
             raise ValueError(f"alphabet must be one of {', '.join(ALPHABETS)}; got {self.alphabet!r}")
+        if self.mode == "haplotype" and self.alphabet != "iupac":
+            raise ValueError(f"alphabet is of pairs: it must be left out with mode haplotype, got {self.alphabet}")
         if self.sequences is not None:
             for name in ("region", "sites", "least", "mode", "alphabet", "starts"):
                 if (given := getattr(self, name)) != getattr(Pretraining, name):

@@ -53,6 +53,8 @@ class TokenOptions:
             if without and (given := getattr(self, name)) != getattr(TokenOptions, name):
                 raise ValueError(f"{name} is for {other}, got {given}")
         check_kind(self.mode, self.alphabet)
+        if self.mode == "haplotype" and self.alphabet != "iupac":
+            raise ValueError(f"alphabet is of pairs: it must be left out with mode haplotype, got {self.alphabet}")
         for name, least in (("seed", 0), ("starts", 1), ("sentences", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")

@@ -314,7 +314,7 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
             continue
         inside = record.start + len(record.ref) > region.start
         # The text of a record is long where there are many people.
-        if inside or any(alt.startswith("<") for alt in record.alts or ()):
+        if inside or record.alts is None or any(alt.startswith("<") for alt in record.alts):
             columns = str(record).rstrip("\n").split("\t")
             if inside or reach(record.start, columns[3], columns[4].split(","), columns[7]) > region.start:
                 yield columns
@@ -336,7 +336,7 @@ def _add(
     for number, entry in enumerate(record[9:]):
         written = entry.split(":", 1)[0]
         if written not in genotypes:
-            genotypes[written] = _genotype(written, path)
+            genotypes[written] = _genotype(written, f"{path}: at {record[0]}:{record[1]}")
         if any(genotypes[written][0]):
             calls[number] = genotypes[written]
             alleles, phased = genotypes[written]
@@ -372,11 +372,11 @@ def _take_apart(variants: Variants, numbers: Sequence[int]) -> None:
             calls[number] = alleles, alleles[0] == alleles[1]
 
 
-def _genotype(text: str, path: Path) -> Genotype:
+def _genotype(text: str, where: str) -> Genotype:
     # VCF 4.4 may give the phase of the first allele too.
     alleles = re.split(r"[|/]", text.lstrip("|/"))
     if not 1 <= len(alleles) <= 2 or not all(allele == "." or allele.isdecimal() for allele in alleles):
-        raise GenomeError(f"{path}: a genotype must have one or two alleles, one has {len(alleles)}")
+        raise GenomeError(f"{where} a genotype must have one or two alleles, one has {len(alleles)}")
     # A single chromosome, as X in men, counts as both.
     numbers = tuple(MISSING if allele == "." else int(allele) for allele in alleles) * (3 - len(alleles))
     return numbers, "/" not in text or numbers[0] == numbers[1]

@@ -34,3 +34,35 @@ def _ranks(values: ArrayLike) -> NDArray[np.float64]:
     last = np.cumsum(count)
     ranks: NDArray[np.float64] = (last - (count - 1) / 2)[place]
     return ranks
+
+
+class Resampled:
+    """Spearman's correlation of pairs drawn with replacement, from one sort of all of them for any number of draws.
+
+    A number that is drawn c times, and that k drawn ones are below, has the mean rank k + (c + 1) / 2.
+
+    Args:
+        a: Numbers, (n,).
+        b: Numbers, (n,).
+    """
+
+    def __init__(self, a: ArrayLike, b: ArrayLike) -> None:
+        self._places = [np.unique(np.asarray(values), return_inverse=True)[1] for values in (a, b)]
+
+    def spearman(self, drawn: NDArray[np.integer]) -> float:
+        """The correlation of the drawn pairs, as `spearman` gives it; 0 where all of one list are equal.
+
+        Args:
+            drawn: The number of each pair that is drawn (m,).
+        """
+        times = np.bincount(drawn, minlength=len(self._places[0]))
+        x, y = (np.sqrt(times) * self._ranks(place, times) for place in self._places)
+        of_x, of_y = np.linalg.norm(x), np.linalg.norm(y)
+        return float(np.clip(x @ y / (of_x * of_y), -1.0, 1.0)) if of_x and of_y else 0.0
+
+    @staticmethod
+    def _ranks(place: NDArray[np.intp], times: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The ranks among the drawn numbers, less their mean."""
+        count = np.bincount(place, weights=times)
+        ranks: NDArray[np.float64] = (np.cumsum(count) - (count - 1) / 2 - (times.sum() + 1) / 2)[place]
+        return ranks

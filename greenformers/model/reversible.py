@@ -8,7 +8,7 @@ differ by rounding, which could change a choice.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from greenformers._gradients import only_once
-from greenformers._torch import in_transform
+from greenformers._torch import function_modes, in_transform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,7 @@ class _Reversible(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, halves: Sequence[Half], *parameters: Tensor) -> Any:
         streams, ctx.before, total = [x.clone(), x.clone()], [], None
         ctx.halves, ctx.places = halves, {id(parameter): place for place, parameter in enumerate(parameters)}
-        ctx.autocast = _autocast(x)
+        ctx.autocast, ctx.modes = _autocast(x), function_modes()  # which backward() is called without
         for number, half in enumerate(halves):
             state, choice = _state(x.device), dict[str, Tensor]()
             added, loss = half.run(streams[1 - number % 2], choice)
@@ -85,7 +85,9 @@ class _Reversible(torch.autograd.Function):
         for number in reversed(range(len(ctx.halves))):
             half, (state, choice), side = ctx.halves[number], ctx.before[number], number % 2
             own = [parameter for parameter in half.parameters if id(parameter) in ctx.places]
-            with torch.enable_grad(), _replayed(state, streams[0].device), ctx.autocast():
+            with torch.enable_grad(), _replayed(state, streams[0].device), ctx.autocast(), ExitStack() as modes:
+                for mode in set(ctx.modes) - set(function_modes()):
+                    modes.enter_context(mode)
                 leaf = streams[1 - side].detach().requires_grad_()
                 added, loss = half.run(leaf, choice)
             streams[side].sub_(added.detach())

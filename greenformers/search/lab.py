@@ -52,8 +52,8 @@ from greenformers.search.trials import Trial
 from greenformers.search.tries import Turn
 
 ORIGINAL, TRIED = "original", "tried"
-BEGUN, BEGUN_BYTES = 4, 2**30
-"""Networks that are kept before they are rounded or healed, and the most bytes that they are to take."""
+BEGUN, BEGUN_BYTES = 12, 2**30
+"""Networks with the first changes of a recipe that are kept, and the most bytes that they are to take."""
 
 HEALED = 64
 """Examples of a step of healing."""
@@ -146,7 +146,8 @@ class Lab:
     def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
         """A copy of the model with a recipe applied.
 
-        What is rounded or healed next is made once: the last networks that were are kept.
+        Recipes that begin alike are made from where they part, before they are rounded or healed: the last networks
+        with such beginnings are kept.
 
         Raises:
             ValueError: A change cannot be applied.
@@ -158,20 +159,31 @@ class Lab:
             model = copy.deepcopy(self.original)
             apply(model, recipe, given)
             return model
-        key = repr(recipe[:count])
-        if key not in self._begun:
-            model = copy.deepcopy(self.original)
-            self._begun[key] = model, apply(model, recipe[:count], given)
-        self._begun.move_to_end(key)
-        while len(self._begun) > most:
-            self._begun.popitem(last=False)
-        begun, report = self._begun[key]
+        begun, report = self._beginning(recipe[:count], given, most)
         model = copy.deepcopy(begun)
         if count < len(recipe):
             steps = apply(model, recipe, given, done=report).steps
             trained = [step.seconds for step, change in zip(steps, recipe, strict=True) if change.trains]
             self._training = sum(trained) if trained else None
         return model
+
+    def _beginning(
+        self, recipe: tuple[Change, ...], given: Given, most: int
+    ) -> tuple[PreTrainedModel, CompressionReport | None]:
+        """The model with the first changes of a recipe, which others may go on from; of these so many are kept."""
+        if not recipe:
+            return self.original, None
+        key = repr(recipe)
+        begun = self._begun.get(key)
+        if begun is None:
+            before, report = self._beginning(recipe[:-1], given, most)
+            model = copy.deepcopy(before)
+            begun = model, apply(model, recipe, given, done=report)
+        self._begun[key] = begun
+        self._begun.move_to_end(key)
+        while len(self._begun) > most:
+            self._begun.popitem(last=False)
+        return begun
 
     def healed(self, recipe: tuple[Change, ...], *parts: int) -> tuple[Change, ...]:
         """A recipe that is healed for so many steps, and then for so many more, and so on."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.console import Console
@@ -144,6 +144,7 @@ class NetworkLab:
         history = fit(model, self.objective, schedule, label="", console=Console(quiet=True))
         if history.stopped is not None:
             raise Stopped(history.stopped)
+        cast(torch.nn.Module, model).to("cpu")  # where networks that are not trained are, beside which it is timed
         if split == "valid":  # which the training has just scored
             return model, quality_of(self.objective, history.curve(f"eval_{self.objective.metric}")[-1][1])
         scores = self.objective.evaluate(model, split, self.space.base.batch)

@@ -71,7 +71,7 @@ class Predictions:
         # The model as it is, which loses nothing, is known without a trial.
         strengths = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in fresh)]
         every = [trial for trial in trials.done() if trial.genes not in without]  # healing changes no speed
-        tried = [space.strengths(space.nothing), *(space.strengths(trial.genes) for trial in every)]
+        tried = [space.reductions(space.nothing), *(space.reductions(trial.genes) for trial in every)]
         self._speed = Speeds(tried, [0.0, *(log(trial.speed) for trial in every)])
         self._root = Surrogate(strengths, [0.0, *(sqrt(max(trial.lost, 0.0)) for trial in fresh)])
         self._steps, self._healing = steps, Healing(space, trials)
@@ -79,7 +79,7 @@ class Predictions:
     def of(self, rows: Sequence[Genes]) -> list[Prediction]:
         """What recipes will be."""
         strengths = [self.space.strengths(genes) for genes in rows]
-        speed = self._speed.predict(strengths)
+        speed = self._speed.predict([self.space.reductions(genes) for genes in rows])
         root, spread = self._root.predict(strengths)
         left = self._healing.left(list(rows), self._steps) if self._steps else [0.0] * len(rows)
         figures = zip(speed.tolist(), root.tolist(), spread.tolist(), (exp(x / 2) for x in left), strict=True)

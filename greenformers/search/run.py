@@ -1,26 +1,22 @@
 """`greenformers compress MODEL --lose 1%` and `--faster 3x`: a search, and its best recipe made in full."""
 
-import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from greenformers.advise.in_runtime import TORCH, check_runtime
 from greenformers.changes import Change, kinds
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.files import line
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pretrained
-from greenformers.checkpoint.save import REPORT, check_place
+from greenformers.checkpoint.save import check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import apart, check_parts, fitted, needed_of, read_parts
-from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by, run
+from greenformers.compress.reading import apart, check_parts, read_parts
+from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
 from greenformers.data._pooling import pooling_of
@@ -29,20 +25,16 @@ from greenformers.data._tasks import KINDS, task_of
 from greenformers.data._texts import Texts
 from greenformers.export.deploy import deploy
 from greenformers.measure.carbon import grid_intensity
-from greenformers.measure.record import Record, append, context, read
+from greenformers.measure.record import Record, context
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
-from greenformers.search.healing import HURDLES
+from greenformers.search.in_full import InFull
 from greenformers.search.lab import Lab
-from greenformers.search.search import SPENT, Plan, Search
-from greenformers.search.space import Genes, Space
+from greenformers.search.search import Plan, Search
+from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
-from greenformers.train import checkpoint
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
-
-MOST_FAILED = 3
-"""Recipes that cannot be made in full, after which a search ends with the reason of the last."""
 
 DEPLOYED = "deployed"
 """Folder, in that of the result, of its form for the runtime."""
@@ -70,16 +62,6 @@ class Outcome:
     best: Trial
     recipe: tuple[Change, ...]
     search: Search
-    report: CompressionReport
-    records: list[Record]
-    notes: list[str]
-
-
-class _Made(NamedTuple):
-    """A recipe that was made, where it is, and what there is to say of it."""
-
-    recipe: tuple[Change, ...]
-    place: Path
     report: CompressionReport
     records: list[Record]
     notes: list[str]
@@ -119,55 +101,9 @@ def find(
     with each_alone() as others:
         search, parts, gone = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
         search.run()
-    results: dict[tuple[Genes, int], _Made] = {}
-
-    failures: list[Exception] = []
-
-    def make(genes: Genes, steps: int) -> bool:
-        """Make a recipe; one that cannot be is given up."""
-        recipe, place = search.recipe(genes, steps), _made(folder, genes, steps)
-        clock, judged = place.with_name(f"{place.name}.seconds"), _judged(place)
-        before, began = _seconds(clock), monotonic()
-        if not search.begin(genes, steps):
-            return False
-        try:
-            if judged is None:
-                left_out = gone if "training" in needed_of(recipe, parts) else 0
-                *before_it, _ = accumulate(search.parts(genes, steps)) if steps else (0,)
-                judged = run(
-                    model, recipe, place, fitted(job, recipe), about, progress, parts=parts, gone=left_out,
-                    begun=_made(folder, genes, before_it[-1]) if before_it else None, keeps=steps > HURDLES[-1],
-                )  # fmt: skip
-                if first_process():
-                    _keep(place, judged)
-        except OSError:  # a full disk, say, is no fault of the recipe
-            raise
-        except Exception as error:
-            failures.append(error)
-            if len(failures) == MOST_FAILED:  # which is no fault of the recipes
-                raise
-            search.trials.give_up(genes, steps, line(error), before + monotonic() - began)
-            return False
-        finally:  # also where a signal stops it: the same command counts what was spent
-            search.trials.end()
-            if first_process():
-                with suppress(OSError):  # a full disk, of which what ended the work says more
-                    folder.mkdir(parents=True, exist_ok=True)
-                    checkpoint.replace(clock, repr(before + monotonic() - began))
-        results[genes, steps] = _Made(recipe, place, *judged)
-        search.add(genes, steps, lambda: pretrained(str(place))[0], before)
-        return True
-
-    number = 0
-    while number < len(SPENT) and len(failures) < MOST_FAILED - 1:  # what fails leaves the time to another
-        genes, steps = search.in_full(number)
-        if steps <= HURDLES[-1] or (genes, steps) in results:
-            break
-        number += make(genes, steps)
-    best = search.best()
-    while (best.genes, best.steps) not in results and not make(best.genes, best.steps):
-        best = search.best()
-    recipe, place, report, records, notes = results[best.genes, best.steps]
+    made = InFull(search, model, job, parts, gone, folder, about, progress)
+    made.heal()
+    best, recipe, place, report, records, notes = made.best()
     if not first_process():
         return Outcome(best, recipe, search, report, records, notes)
     lab, fault = search.lab, None
@@ -193,41 +129,6 @@ def find(
     if fault is not None:
         raise fault
     return Outcome(best, recipe, search, report, records, notes)
-
-
-_Judged = tuple[CompressionReport, list[Record], list[str]]
-
-
-def _made(folder: Path, genes: Genes, steps: int) -> Path:
-    """The folder of a recipe that is made."""
-    return folder / f"made-{'-'.join(map(str, genes))}-{steps}"
-
-
-def _beside(place: Path) -> tuple[Path, Path]:
-    """Files with what there is to say of a recipe that was made: its records, and its notes, written last."""
-    return place.with_name(f"{place.name}.jsonl"), place.with_name(f"{place.name}.json")
-
-
-def _keep(place: Path, judged: _Judged) -> None:
-    """Keep what there is to say of a recipe that was made, so that a search that is stopped need not make it again."""
-    records, notes = _beside(place)
-    notes.unlink(missing_ok=True)  # first: where they are, all that is there is whole
-    records.unlink(missing_ok=True)
-    append(records, judged[1])
-    checkpoint.replace(notes, json.dumps(judged[2]))
-
-
-def _seconds(clock: Path) -> float:
-    """Seconds that earlier calls spent on making a recipe; 0 where that was not kept."""
-    return float(clock.read_text()) if clock.is_file() else 0.0
-
-
-def _judged(place: Path) -> _Judged | None:
-    """What a call before kept of a recipe that was made; None where it was not made."""
-    records, notes = _beside(place)
-    if not notes.is_file() or not (place / REPORT).is_file():
-        return None
-    return CompressionReport.of(json.loads((place / REPORT).read_text())), read(records), json.loads(notes.read_text())
 
 
 def find_recipe(

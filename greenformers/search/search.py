@@ -165,13 +165,30 @@ class Search:
 
         Where several processes make it together, an end of one of them is the end of all, and is not counted.
         """
-        before = self.trials.on_disk(genes, steps)
+        before = self.trials.given_up(genes, steps)
         if before is None and self._tries.at_once == 1:
             before = self.trials.begin(genes, steps)
-        if before is None or before.refused is None:
+        if before is None:
             return True
-        self.trials.give_up(genes, steps, before.refused, before.seconds)
+        self.trials.give_up(genes, steps, str(before.refused), before.seconds)
+        self._tries.passed()
         return False
+
+    def give_up(self, genes: Genes, steps: int, why: str, spent: float = 0.0) -> None:
+        """Give up a recipe that was begun elsewhere and cannot be made; the time since the last trial is its own.
+
+        Args:
+            genes: The recipe.
+            steps: Steps of healing.
+            why: The reason.
+            spent: Seconds that earlier runs, which were stopped, spent on it.
+        """
+        self.trials.give_up(genes, steps, why, spent + self._tries.passed())
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left of the time of the search; below 0 where it took longer."""
+        return self.plan.seconds - self._tries.seconds
 
     def in_full(self, number: int = 0) -> tuple[Genes, int]:
         """The recipe that is to be healed in full, and for how many steps; few or 0 where no time is left for more.
@@ -276,7 +293,7 @@ class Search:
         Of MiniLM-L6 in 4 layers pruned to 0.5, 2,600 steps kept 98.87 % in an hour that was to keep 99 %, and the time
         that was left was too short for more steps from the beginning.
         """
-        full = [trial.steps for trial in self.trials.done() if trial.genes == genes]
+        full = [t.steps for t in self.trials.seen if t.genes == genes and self.trials.judged(genes, t.steps)]
         before = max((own for own in full if HURDLES[-1] < own < steps), default=0)
         return (*self.parts(genes, before), steps - before) if before else (steps,)
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import log2
 
 from torch import nn
 
@@ -31,11 +32,13 @@ class Space:
         slots: The settings of each change, in the order in which changes are applied.
         legal: Function that says whether a recipe can be applied to the network.
         refused: Changes that can be applied in no setting, each with the reason.
+        left: The share of the work of matrix products that each setting leaves, see `Change.products_left`.
     """
 
     slots: tuple[tuple[Change, ...], ...]
     legal: Callable[[Genes], bool]
     refused: tuple[tuple[Change, str], ...] = ()
+    left: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def of(
@@ -70,7 +73,8 @@ class Space:
         whole = tuple(slots)
         # Each change was checked alone, which runs the network. What excludes what depends on their kinds.
         known = cache(lambda there: _in_order(model, _recipe(whole, there)))
-        return cls(whole, lambda genes: known(tuple(map(bool, genes))), tuple(refused))
+        left = tuple(tuple(change.products_left(model) for change in slot) for slot in slots)
+        return cls(whole, lambda genes: known(tuple(map(bool, genes))), tuple(refused), left)
 
     @property
     def nothing(self) -> Genes:
@@ -84,6 +88,12 @@ class Space:
     def strengths(self, genes: Genes) -> list[float]:
         """How strong the setting of each change is, from 0, none, to 1, its strongest."""
         return [gene / len(slot) for gene, slot in zip(genes, self.slots, strict=True)]
+
+    def reductions(self, genes: Genes) -> list[float]:
+        """How often each setting halves the work of matrix products; how strong it is where that is not known."""
+        left = self.left or tuple((1.0,) * len(slot) for slot in self.slots)
+        own = (shares[gene - 1] if gene else 1.0 for gene, shares in zip(genes, left, strict=True))
+        return [-log2(x) if x < 1 else s for x, s in zip(own, self.strengths(genes), strict=True)]
 
     def singles(self) -> list[Genes]:
         """Each change alone: all at their middle setting, then at their mildest, then at their strongest.

@@ -2,52 +2,60 @@
 
     T(s) = u exp(sum_i alpha_i(s_i)) + (1 - u) exp(sum_i beta_i(s_i)),  f(s) = f' [s > 0] + f'' s,
 
-is its time as a share of that of the model as it is: of products of matrices, the first part, and of all the rest. What
-makes products faster, low rank, int8 and fewer neurons say, hardly touches the rest, so that two such changes gain less
-together than the one's factor times the other's; fewer layers and a smaller width touch both. The parameters are those
-of greatest posterior density of log T with normal noise and priors, by Levenberg and Marquardt's method.
+is its time as a share of that of the model as it is, where change i halves the work of products of matrices s_i times:
+of these products, the first part, and of all the rest. What makes products faster, low rank, int8 and fewer neurons
+say, hardly touches the rest, so that two such changes gain less together than the one's factor times the other's;
+fewer layers and a smaller width touch both. The parameters are those of greatest posterior density of log T with normal
+noise and priors, by Levenberg and Marquardt's method.
+
+In six hours of search of MiniLM-L6, each recipe foreseen by seven eighths of the others, the error was 3 % in the median
+and above 9 % in one of ten; by the numbers of the settings, from 0 to 1, 5.6 and 17 %.
 """
 
 from collections.abc import Sequence
+from math import log
 from typing import Any
 
 import numpy as np
 
-NOISE, OF_PRODUCTS, OF_THE_REST = 0.08, 1.0, 0.3
-"""Standard deviations: of log T as it is measured, and of the parameters alpha and beta, which are about 0."""
+NOISE = 0.08
+"""Standard deviation of log T as it is measured."""
 
-SHARE, OF_SHARE = 1.5, 1.0
+OF_PRODUCTS, OF_THE_REST = ((0.0, 1.0), (-log(2), 0.3)), ((0.0, 0.1), (0.0, 0.5))
+"""Means and standard deviations of f' and of f'': half of the work takes products half of the time; the rest is as it was,
+or less."""
+
+SHARE = 1.5, 1.0
 """The logit of u, the share of products: its mean and standard deviation."""
 
 STEPS, STEP = 200, 1e-5
 
 
 class Speeds:
-    """Speeds by the strengths of changes.
+    """Speeds by the work that changes leave.
 
     Args:
-        strengths: Strengths of each trial (trials, changes).
+        reductions: How often each change halves the work of products, of each trial (trials, changes).
         values: Logarithms of how many times as fast each was (trials,).
     """
 
-    def __init__(self, strengths: Sequence[Sequence[float]], values: Sequence[float]) -> None:
-        X, y = _terms(strengths), np.asarray(values, dtype=np.float64)
-        count = X.shape[1]
-        mean = np.concatenate([np.zeros(2 * count), [SHARE]])
-        spread = np.concatenate([np.full(count, OF_PRODUCTS), np.full(count, OF_THE_REST), [OF_SHARE]])
+    def __init__(self, reductions: Sequence[Sequence[float]], values: Sequence[float]) -> None:
+        X, y = _terms(reductions), np.asarray(values, dtype=np.float64)
+        priors = [prior for part in (OF_PRODUCTS, OF_THE_REST) for prior in part for _ in range(X.shape[1] // 2)]
+        mean, spread = np.array([*priors, SHARE]).T
 
         def missed(at: Any) -> Any:
             return np.concatenate([(_log_speeds(at, X) - y) / NOISE, (at - mean) / spread])
 
         self._at = _least(missed, mean)
 
-    def predict(self, strengths: Sequence[Sequence[float]]) -> Any:
+    def predict(self, reductions: Sequence[Sequence[float]]) -> Any:
         """The logarithms of the speeds of some recipes."""
-        return _log_speeds(self._at, _terms(strengths))
+        return _log_speeds(self._at, _terms(reductions))
 
 
-def _terms(strengths: Sequence[Sequence[float]]) -> Any:
-    s = np.asarray(strengths, dtype=np.float64)
+def _terms(reductions: Sequence[Sequence[float]]) -> Any:
+    s = np.asarray(reductions, dtype=np.float64)
     return np.concatenate([s > 0, s], axis=1)
 
 

@@ -74,10 +74,14 @@ class Trials:
         self._gains: dict[str, list[float]] = {}
         self._relative: dict[Genes, list[float]] = {}
         self._on_disk: dict[tuple[Genes, int], Trial] = {}
-        if path.is_file():
-            for trial in _trials(path):
-                self._on_disk[trial.genes, trial.steps] = trial
+        for trial in _trials(path):
+            self._on_disk[trial.genes, trial.steps] = trial
+        self._given_up = {(trial.genes, trial.steps): trial for trial in _trials(self._given_up_path)}
         self._begun = path.with_suffix(f".begun-{rank}" if rank else ".begun")
+
+    @property
+    def _given_up_path(self) -> Path:
+        return self.path.with_name(f"{self.path.stem}-given-up{self.path.suffix}")
 
     def begin(self, genes: Genes, steps: int) -> Trial | None:
         """Note that a trial begins; where it has ended the process before, as often as is allowed, its end.
@@ -144,23 +148,42 @@ class Trials:
         self.seen = [self._gauged(other) for other in (*self.seen, trial)]
         if (trial.genes, trial.steps) not in self._on_disk:
             self._on_disk[trial.genes, trial.steps] = trial
-            if not self._writes:
-                return self.seen[-1]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Of a line that a full disk cut off no more is lost.
-            cut = self.path.is_file() and self.path.read_bytes()[-1:] not in (b"", b"\n")
-            with self.path.open("ab", buffering=0) as file:
-                text = ("\n" * cut + json.dumps(asdict(trial)) + "\n").encode()
-                if file.write(text) < len(text):
-                    raise OSError(ENOSPC, "No space left on device", str(self.path))
+            self._write(self.path, trial)
         return self.seen[-1]
 
     def give_up(self, genes: Genes, steps: int, why: str, seconds: float = 0.0) -> None:
-        """Count a recipe with so many steps of healing as one that cannot be made, also where it was tried before."""
+        """Count a recipe with so many steps of healing as one that cannot be made, also where it was tried before.
+
+        It is kept in a file of its own: a search that was stopped goes on with what it had been tried as, up to here.
+        """
         before = self.of(genes, steps)
-        self.seen = [trial for trial in self.seen if trial is not before]
-        self._on_disk.pop((genes, steps), None)
-        self.add(Trial(genes, steps, refused=why, seconds=seconds + (0.0 if before is None else before.seconds)))
+        spent = seconds + (0.0 if before is None else before.seconds)
+        trial = Trial(genes, steps, refused=why, seconds=spent)
+        self.seen = [*(other for other in self.seen if other is not before), trial]
+        if (genes, steps) not in self._given_up:
+            self._given_up[genes, steps] = replace(trial, seconds=seconds)
+            self._write(self._given_up_path, self._given_up[genes, steps])
+
+    def given_up(self, genes: Genes, steps: int) -> Trial | None:
+        """What is known of a recipe with so many steps that this run or an earlier one gave up, or None."""
+        return self._given_up.get((genes, steps))
+
+    def judged(self, genes: Genes, steps: int) -> bool:
+        """Whether a recipe with so many steps was seen and judged, also where it was given up afterwards."""
+        trials = self.of(genes, steps), self.on_disk(genes, steps)
+        return trials[0] is not None and any(trial is not None and trial.refused is None for trial in trials)
+
+    def _write(self, path: Path, trial: Trial) -> None:
+        """Write a trial behind those of a file, in the process that writes."""
+        if not self._writes:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Of a line that a full disk cut off no more is lost.
+        cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
+        with path.open("ab", buffering=0) as file:
+            text = ("\n" * cut + json.dumps(asdict(trial)) + "\n").encode()
+            if file.write(text) < len(text):
+                raise OSError(ENOSPC, "No space left on device", str(path))
 
     def _gauged(self, trial: Trial) -> Trial:
         """A trial with the median of what was measured of its recipe, and of what it was timed beside."""
@@ -179,8 +202,9 @@ class Trials:
 
 
 def _trials(path: Path) -> list[Trial]:
-    """The trials of a file, without lines that a full disk or a kill cut off."""
-    return [Trial.of(row) for line in path.read_text().splitlines() if (row := _json(line)) is not None]
+    """The trials of a file, if there is one, without lines that a full disk or a kill cut off."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [Trial.of(row) for line in lines if (row := _json(line)) is not None]
 
 
 def _json(text: str) -> Any:

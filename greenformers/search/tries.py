@@ -50,6 +50,11 @@ class Tries:
         """What the first process gives, for all of them."""
         return self._others.gathered(value)[0]
 
+    def passed(self) -> float:
+        """The seconds since the last trial ended, which the caller counts: for the next one they begin anew."""
+        seconds, self._since = self._clock() - self._since, self._clock()
+        return seconds
+
     def spent(self, seconds: float) -> None:
         """Count seconds that an earlier run spent on the next trial."""
         self._since -= seconds
@@ -78,11 +83,12 @@ class Tries:
         own = None
         if self._others.rank < len(rows):
             genes = rows[self._others.rank]
-            own = self.trials.on_disk(genes, steps) or self.trials.begin(genes, steps)
-            try:
-                own = own or make(genes, self._others.turn)
-            finally:
-                self.trials.end()
+            own = self.trials.on_disk(genes, steps)
+            if own is None:  # what is on disk ends nothing: another may have ended the process
+                try:
+                    own = self.trials.begin(genes, steps) or make(genes, self._others.turn)
+                finally:
+                    self.trials.end()
         self._others.ended()
         ended = [Trial.of(row) for row in self._others.gathered(None if own is None else asdict(own)) if row]
         seconds, *_ = self._others.gathered(self._clock() - self._since)

@@ -41,6 +41,6 @@ class Dependence:
             self.calls[path] += 1
             self.inputs.setdefault(path, args[0])
             self.outputs.setdefault(path, leaf)
-            return leaf
+            return leaf.clone()  # which the network may change in place
 
         return hook

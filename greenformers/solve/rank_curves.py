@@ -54,11 +54,13 @@ def rank_curves(
         risen = difference(model, few, loss)
         base = sum(risen(number) for number in range(len(few)))
     seen = covariances(model, traced, batches, loss=loss or default(model, batches, seed), memory=memory / 2)
+    # Layers of several blocks may read one tensor, as the output of an encoder: passes begin where the first one does.
+    first = {site.path: group[0].path for group in traced.groups for site in group}
     for place, (site, at) in enumerate(seen):
         ranks = list(offered[site.path])
         solved = solve(site, ranks[-1], "loss", at)
         with evaluating(model), torch.no_grad():
-            replay.advance(site.path, lambda number: call(model, few[number]))
+            replay.advance(first[site.path], lambda number: call(model, few[number]))
             tried = sorted({ranks[round(share * (len(ranks) - 1))] for share in TRIED})
             measured = {rank: _lost(model, solved, rank, lambda: total(risen, replay) - base) for rank in tried}
         lost[site.path] = _between(solved, measured, ranks)

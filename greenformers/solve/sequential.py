@@ -116,10 +116,12 @@ class _Group:
     """Weights of layers that read the same tensor and are to be factorised, and the rows of the dense network needed.
 
     Attributes:
+        first: Path of the first layer that reads the tensor, whether it is to be factorised or not.
         sites: The weights.
         keys: Keys of the rows, see `greenformers.solve.calibrate.keys_of`.
     """
 
+    first: str
     sites: list[Site]
     keys: dict[Key, Site]
 
@@ -127,7 +129,8 @@ class _Group:
     def of(cls, group: Sequence[Site], ranks: Mapping[str, int]) -> "_Group":
         """The weights of a group that have a rank."""
         keys = {key: site for key, site in keys_of(group).items() if not key[1] or key[0] in ranks}
-        return cls([site for site in group if site.path in ranks], {} if group[0].kind in APART else keys)
+        chosen = [site for site in group if site.path in ranks]
+        return cls(group[0].path, chosen, {} if group[0].kind in APART else keys)
 
     def key(self, site: Site) -> Key:
         """The key of the rows of a site."""
@@ -174,7 +177,7 @@ class _Passes:
 
     def sums(self, index: int) -> dict[Hashable, Tensor]:
         """The sums over positions that the statistics of a group are made of, by quantity."""
-        path = self.groups[index].sites[0].path
+        path = self.groups[index].first
         if not self.dense.holds(self.groups[index].keys):
             self.before.advance(path, lambda number: call(self.model, self.original[number]))
             self._look_ahead(index)

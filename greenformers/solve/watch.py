@@ -164,6 +164,9 @@ class Padding:
             labels = None
         if self.encoder is not None and MASKS[1] not in given and labels is not None:
             given[MASKS[1]] = up_to_last_label(labels)  # models make the inputs of the decoder from them
+        if self.encoder is not None and MASKS[0] in given and MASKS[1] not in given and ids is None:
+            mask = given[MASKS[0]]  # classifiers read the same text in the decoder, a place later
+            given[MASKS[1]] = torch.cat([mask.new_ones(len(mask), 1), mask[:, :-1]], 1)
         tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if self._window > 1 and isinstance(tokens, Tensor) and tokens.dim() == 2:
             mask = given.get(MASKS[0], torch.ones_like(tokens, dtype=torch.bool))

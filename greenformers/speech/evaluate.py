@@ -120,7 +120,10 @@ def evaluate(
     if gate:
         setting["gate"] = True
     lengths = torch.tensor([len(text) for text in references])
-    records = list(columns("speech_evaluate", setting, judged, references, lengths, times))
+    speakers = [sounds.speaker(split, index) for index in range(count)]
+    known = [speaker for speaker in speakers if speaker is not None]
+    groups = known if len(known) == count and len(set(known)) > 1 else None
+    records = list(columns("speech_evaluate", setting, judged, references, lengths, times, groups))
     return records, list(zip(references, judged[0].hypotheses, strict=True))
 
 
@@ -157,7 +160,7 @@ def generation_times(recognisers: dict[str, Recogniser], waveforms: list[Tensor]
 
 def columns(
     benchmark: str, setting: dict[str, Any], judged: list[Judged], references: list[str], lengths: Tensor,
-    times: dict[str, Timing],
+    times: dict[str, Timing], groups: list[str] | None = None,
 ) -> Iterator[Record]:  # fmt: skip
     """The columns of tables 4.2 and 4.3 of Cahyawijaya 2021, as records.
 
@@ -168,6 +171,7 @@ def columns(
         references: Reference texts.
         lengths: Number of characters of each part in `Judged.wrong`.
         times: Times of generation, by name of the run.
+        groups: The speaker of each part, where that is known: intervals are of speakers who are drawn, then.
     """
     base = judged[0]
     size = parameters(base.recogniser.model)
@@ -177,13 +181,13 @@ def columns(
         count = parameters(result.recogniser.model)
         time = 1000 * times[result.name].median
         ratios = {"parameters": size / count, "latency": 1000 * times[base.name].median / time}
-        low, high = bootstrap(result.wrong, lengths) if len(lengths) > 1 else (quality["cer"], quality["cer"])
+        low, high = bootstrap(result.wrong, lengths, groups) if len(lengths) > 1 else (quality["cer"],) * 2
         for metric, value in {"parameters": count, **quality, "latency": time}.items():
             record = Record.of(metric, value, benchmark=benchmark, variant=result.name, setting=setting)
             if metric == "cer":
                 record = replace(record, spread=high - low)
                 if compared is not None and len(lengths) > 1:
-                    ends = list(bootstrap_difference(result.wrong, base.wrong, lengths))
+                    ends = list(bootstrap_difference(result.wrong, base.wrong, lengths, groups))
                     record = replace(record, to=compared, interval=ends)
             elif compared is not None and metric in ratios:
                 record = replace(record, ratio=ratios[metric], to=compared)

@@ -134,6 +134,11 @@ class Speech(Objective):
             warnings.warn(f"{about}; CTC learns nothing from these", stacklevel=2)
         return GreenformerForSpeechSeq2Seq(config)
 
+    def cut(self) -> int:
+        """Number of training texts with more characters than the decoder has positions, which are cut."""
+        texts = (self.recordings.text(index) for index in range(self.size("train")))
+        return sum(text is not None and len(text) > self.longest - 1 for text in texts)
+
     def unaligned(self) -> int:
         """Number of training texts that have no alignment by CTC: a position each, and a blank between two alike."""
         return sum(not self._aligned(index) for index in range(self.size("train")))

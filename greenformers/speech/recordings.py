@@ -28,11 +28,14 @@ class Recordings(Protocol):
     def length(self, index: int) -> float:
         """Duration of a training recording in seconds; the expected one, if the recording is drawn at random."""
 
-    def texts(self) -> Iterable[str]:
-        """The texts of all training recordings."""
+    def texts(self, split: str = "train") -> Iterable[str]:
+        """The texts of all recordings of a split."""
 
     def text(self, index: int) -> str | None:
         """The text of a training recording; None if the recording is drawn at random."""
+
+    def speaker(self, split: str, index: int) -> str | None:
+        """Who speaks in a recording; None where that is not known."""
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:
         """Waveform (n,) and text; anything random in them is drawn from `source`."""
@@ -77,18 +80,26 @@ class OnDisk:
         """
         _timed(self.corpus.split(split)[:count])
 
-    def texts(self) -> Iterable[str]:  # noqa: D102
-        return (utterance.text for utterance in self.corpus.split("train"))
+    def texts(self, split: str = "train") -> Iterable[str]:  # noqa: D102
+        # There may be nothing to validate on, but not nothing to train on.
+        utterances = self.corpus.split(split) if split == "train" else getattr(self.corpus, split)
+        return (utterance.text for utterance in utterances)
 
     def text(self, index: int) -> str | None:  # noqa: D102
         return self._used["train"][index][0].text
 
+    def speaker(self, split: str, index: int) -> str | None:  # noqa: D102
+        return self._utterance(split, index).speaker
+
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
-        utterance = self.corpus.split(split)[index] if split == "test" else self._used[split][index][0]
+        utterance = self._utterance(split, index)
         waveform = audio.read(
             utterance.path, rate=self.rate, start=utterance.start, end=utterance.end, channel=utterance.channel
         )
         return waveform, utterance.text
+
+    def _utterance(self, split: str, index: int) -> Utterance:
+        return self.corpus.split(split)[index] if split == "test" else self._used[split][index][0]
 
     def _fitting(self, utterances: list[Utterance], longest: float) -> list[tuple[Utterance, float]]:
         """Utterances that are neither too long nor too short, with their durations in seconds."""
@@ -127,11 +138,14 @@ class DigitStrings:
     def length(self, index: int) -> float:  # noqa: D102
         return self.digits.expected("train", index)
 
-    def texts(self) -> Iterable[str]:  # noqa: D102
+    def texts(self, split: str = "train") -> Iterable[str]:  # noqa: D102
         return (" ".join(DIGITS),)
 
     def text(self, index: int) -> str | None:  # noqa: D102
         return None
+
+    def speaker(self, split: str, index: int) -> str | None:  # noqa: D102
+        return None  # strings are made of clips of a few speakers
 
     def sound(self, split: str, index: int, source: torch.Generator) -> tuple[Tensor, str]:  # noqa: D102
         waveform, text, _ = self.digits.string(split, index, source)

@@ -101,6 +101,12 @@ class SpeechSettings(Training):
             tokenizer = vocabulary_of(Path(self.init) / MODEL)
             self._check_start(Path(self.init) / MODEL / "config.json")
             check_covers(tokenizer, sounds.texts())
+        check_covers(
+            tokenizer,
+            sounds.texts("valid"),
+            of="the validation split",
+            source="training" if self.init is None else "init",
+        )
         objective = Speech(
             sounds,
             tokenizer,
@@ -113,6 +119,12 @@ class SpeechSettings(Training):
             metric=self.patience_by,
             sizes={"channels": self.channels, "ctc_weight": self.ctc_weight},
         )
+        if cut := objective.cut():
+            warnings.warn(
+                f"{cut} of {objective.size('train')} training texts have more than {positions - 1} characters, of "
+                "which no more are learned: a smaller hop has room for them",
+                stacklevel=2,
+            )
         return Task(objective, tokenizer, self.start())
 
     def _check_start(self, path: Path) -> None:

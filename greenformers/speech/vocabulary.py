@@ -43,8 +43,16 @@ def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerF
     )
 
 
-def check_covers(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> None:
+def check_covers(
+    tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], *, of: str = "the corpus", source: str = "init"
+) -> None:
     """Warn where a vocabulary does not have all characters of some texts, which it leaves out.
+
+    Args:
+        tokenizer: The vocabulary.
+        texts: The texts.
+        of: Where they are from.
+        source: Where the vocabulary is from.
 
     Raises:
         ValueError: It has none of them.
@@ -53,12 +61,12 @@ def check_covers(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> No
     ids = tokenizer.get_vocab()
     lost = Counter({character: count for character, count in letters.items() if character not in ids})
     if lost and lost == letters:
-        raise ValueError("init must be a run whose vocabulary has characters of this corpus, it has none of them")
+        raise ValueError(f"the vocabulary of {source} must have characters of {of}, it has none of them")
     if lost:
         share = lost.total() / letters.total()
         warnings.warn(
-            f"{len(lost)} characters of the corpus, {share:.1%} of its texts, are left out: they are not in the "
-            "vocabulary of init",
+            f"{len(lost)} characters of {of}, {share:.1%} of its texts, are left out: they are not in the "
+            f"vocabulary of {source}",
             stacklevel=2,
         )
 

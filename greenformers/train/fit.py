@@ -12,9 +12,13 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from greenformers.attention.compressive import Compressive
+from greenformers.attention.etc import Etc
 from greenformers.attention.longformer import Longformer
 from greenformers.blocks.star import Star
+from greenformers.depth.adaptive import Adaptive
 from greenformers.train import checkpoint, low_rank
+from greenformers.train._accelerate import as_before
 from greenformers.train.bf16 import Precision, recomputed
 from greenformers.train.callbacks import Interruption, Pace, Patience, Until, Watch
 from greenformers.train.objective import Objective
@@ -298,7 +302,7 @@ def _fit(
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
-    with interruption.listening():
+    with interruption.listening(), as_before(model):
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
     reached = trainer.state.global_step
     stopped = interruption.signal if interruption.heeded else None
@@ -311,11 +315,19 @@ def _fit(
 def _has_idle_parameters(module: nn.Module) -> bool:
     """Whether some parameters of a module may have no gradient, for which data parallelism would wait.
 
-    Pre-training uses no pooling; nobody reads the relay behind the last layer of a star; and without global positions
-    Longformer has no use for their projections.
+    Pre-training uses no pooling; nobody reads the relay behind the last layer of a star; without global positions
+    Longformer and ETC have no use for their projections and labels, and without a memory, which takes one process,
+    nothing is compressed. A token that leaves early reads no deeper exit, and halting with no weight in the loss learns
+    nothing.
     """
     if isinstance(module, Longformer):
         return not module.globals
+    if isinstance(module, Etc):
+        return module.clip is not None and not module.globals
+    if isinstance(module, Compressive):
+        return module.function == "convolution"
+    if isinstance(module, Adaptive):
+        return module.training_by == "mixed" or (module.learns and not module.alpha)
     return isinstance(module, Star) or isinstance(getattr(module, "pool", None), nn.Module)
 
 

@@ -102,10 +102,11 @@ class _Run:
         while self.progress.global_step < self.stream.steps and not self.control.should_training_stop:
             events.on_step_begin(*arguments)
             batch = self._batch(self.progress.global_step)
+            rate = float(pipeline.rates.get_last_lr()[0])  # of this step
             self._loss += pipeline.step(batch, self.objective.scored(batch))
             self.progress.global_step += 1
             events.on_step_end(*arguments)
-            self._follow(events)
+            self._follow(events, rate)
         events.on_train_end(*arguments)
 
     def _batch(self, step: int) -> Batch:
@@ -121,13 +122,11 @@ class _Run:
             for name, value in batch.items()
         }
 
-    def _follow(self, events: CallbackHandler) -> None:
+    def _follow(self, events: CallbackHandler, rate: float) -> None:
         control, progress = self.control, self.progress
         if control.should_log:
             steps = progress.global_step - self._since
-            self._log(
-                events, {"loss": self._loss / steps, "learning_rate": float(self.pipeline.rates.get_last_lr()[0])}
-            )
+            self._log(events, {"loss": self._loss / steps, "learning_rate": rate})
             self._loss, self._since = 0.0, progress.global_step
         if control.should_evaluate or control.should_save:
             whole, moments = self.pipeline.gather()

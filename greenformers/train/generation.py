@@ -109,11 +109,18 @@ def continuations(
         raise ValueError(f"max_new_tokens must be at least 1, got {new_tokens}")
     _check(options)
     options |= writing.options(new_tokens)
-    # Padding goes to the left, so that new tokens follow the prompt directly.
-    ids = torch.tensor([[tokenizer.pad_token_id] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    # Padding goes to the left, so that new tokens follow the prompt directly. With a memory each prompt is cut into
+    # segments from its own beginning, whatever the others need: padding is before the first and before the last one.
+    starts = [(len(row) - 1) // room * room if model.config.memory_length else 0 for row in rows]
+    start, last = max(starts), max(len(row) - own for row, own in zip(rows, starts, strict=True))
+
+    def placed(row: list[int], own: int, fill: int) -> list[int]:
+        return [fill] * (start - own) + row[:own] + [fill] * (last - len(row) + own) + row[own:]
+
+    pairs = list(zip(rows, starts, strict=True))
+    ids = torch.tensor([placed(row, own, tokenizer.pad_token_id) for row, own in pairs])
+    mask = torch.tensor([placed([1] * len(row), own, 0) for row, own in pairs])
     ids, mask = ids.to(model.device), mask.to(model.device)
-    start = (longest - 1) // room * room  # of the last segment
     if model.config.memory_length:
         memory = _remembered(model, ids[:, :start], mask[:, :start])
         options["memory"] = memory.repeated(writing.beams)

@@ -36,7 +36,7 @@ def risen(step: int, steps: int, start: int) -> float:
 
 def _falling(optimizer: Optimizer, steps: int, warmup: float, decay: float | None) -> LambdaLR:
     """Warm-up, then the cosine or the factor."""
-    warmup_steps = math.ceil(steps * warmup)
+    warmup_steps = min(math.ceil(steps * warmup), steps - 1)  # the last step, which may be the only one, learns
     if decay is None:
         return get_cosine_schedule_with_warmup(optimizer, warmup_steps, steps)
     factor = decay

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from greenformers.train.checkpoint import sync
+
 
 def check_new(folder: Path) -> None:
     """Check that a folder can be made, before the work whose result it is for.
@@ -38,4 +40,7 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFas
             tokenizer.save_pretrained(whole)
         if folder.exists():
             folder.rmdir()
+        for path in (*whole.iterdir(), whole):  # checkpoints are removed next
+            sync(path)
         shutil.move(whole, folder)
+    sync(folder.parent)

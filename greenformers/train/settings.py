@@ -375,6 +375,8 @@ class Settings(Training):
             raise ValueError(f"target_length is for seq2seq, the objective is {name}; got {self.target_length}")
         if self.decoder_layers is not None and name != "seq2seq":
             raise ValueError(f"decoder_layers is for seq2seq, the objective is {name}; got {self.decoder_layers}")
+        if self.pooling != "cls" and name in ("causal_lm", "seq2seq", "tagging"):
+            raise ValueError(f"pooling makes one vector of a text, which {name} has no use for; got {self.pooling!r}")
         options: dict[str, Any] = {"memory": self.memory} if name == "causal_lm" else {}
         options |= {"target_length": self.target_length} if name == "seq2seq" else {}
         return Task(OBJECTIVES[name](data, tokenizer, self.length, **options), tokenizer, self.start())

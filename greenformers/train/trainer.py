@@ -1,5 +1,7 @@
 """The Hugging Face Trainer with our order of examples, our evaluation and our checkpoints."""
 
+import inspect
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,7 +24,7 @@ from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
 
-MEMORY = "memory.safetensors"
+MEMORY, BEST = "memory.safetensors", "best.safetensors"
 
 
 def names_in(model: nn.Module, kind: type[nn.Module]) -> set[str]:
@@ -75,6 +77,9 @@ class ResumableTrainer(Trainer):
             data_collator=stream.objective.collate,
             callbacks=[Reseed(stream.seed), Update(), *([ProductDecay()] if decays_products else []), *callbacks],
         )
+        # Any **kwargs are taken for a promise to divide the loss by the labels of the whole batch, which classifiers of
+        # transformers do not keep.
+        self.model_accepts_loss_kwargs = "num_items_in_batch" in inspect.signature(model.forward).parameters
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
         self._memory = SegmentMemory(self._objective.memory)
@@ -166,6 +171,8 @@ class ResumableTrainer(Trainer):
 
         def fill(folder: Path) -> None:
             state.save(folder, tensors, moments, self.lr_scheduler, self.accelerator.scaler)
+            if self._best.is_file():
+                shutil.copyfile(self._best, folder / BEST)
             if self._objective.memory:
                 save_file(self._memory.tensors(), folder / MEMORY)
             self.state.save_to_json(str(folder / "trainer_state.json"))
@@ -173,6 +180,10 @@ class ResumableTrainer(Trainer):
         if keep:
             checkpoint.write(self._folder, self.state.global_step, fill, self._keep)
         self.accelerator.wait_for_everyone()
+
+    @property
+    def _best(self) -> Path:
+        return self._folder / "best" / state.MODEL
 
     def save_best(self) -> None:
         """Save the weights as the best so far."""
@@ -194,6 +205,9 @@ class ResumableTrainer(Trainer):
             parameters = dict(self.accelerator.unwrap_model(self.model_wrapped).named_parameters())
             state.load_optimizer(Path(checkpoint), parameters, optimizer)
             state.load_schedule(Path(checkpoint), self.lr_scheduler, optimizer, self.accelerator.scaler)
+            best = Path(checkpoint) / BEST  # of the scores so far; those of a process that was killed later may differ
+            if best.is_file() and self.is_world_process_zero():
+                state.save_weights(self._folder / "best", load_file(best))
 
         if checkpoint is not None and self._objective.memory:
             tensors = load_file(Path(checkpoint) / MEMORY)

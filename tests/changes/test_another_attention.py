@@ -334,3 +334,11 @@ def test_what_our_own_models_share_stays_shared() -> None:
     assert model.all_tied_weights_keys.keys() == before
     after = [part._tied_weights_keys for part in model.modules() if getattr(part, "_tied_weights_keys", None)]
     assert after == shared
+
+
+def test_a_part_that_is_evaluated_stays_so() -> None:
+    model: Any = network("bert").train()
+    model.bert.encoder.layer[0].eval()
+    places(model)
+    assert model.training
+    assert not model.bert.encoder.layer[0].training

@@ -23,6 +23,7 @@ from greenformers.changes._int8 import (
 )
 from greenformers.lowrank.linear import LED
 from greenformers.measure.parameters import bytes_of
+from greenformers.solve.walk import kind_of
 
 LEVELS = 255 if torch.cpu._is_vnni_supported() else 127
 """Of inputs, in the fused kernel: without VNNI one bit less."""
@@ -314,6 +315,14 @@ def test_what_is_said_of_each_part() -> None:
     assert 0 < first.lost < 0.02
     assert first.before == 4 * model.transformer.h[0].mlp.c_fc.encoder.quantised.numel()
     assert report.steps[1].size == bytes_of(model) < report.steps[0].size < report.size
+
+
+def test_a_tied_table_is_counted_once() -> None:
+    model = network("gpt2", vocab_size=2000)
+    held = {id(module.weight): 4 * module.weight.numel() for module in model.modules() if kind_of(module)}
+    report = greenformers.compress(model, Int8())
+    assert f"{sum(held.values()) / 2**20:.1f} MiB ->" in report.steps[0].report.summary
+    assert report.steps[0].report.summary.startswith(f"{len(held)} layers and embeddings")
 
 
 def test_a_graph_computes_the_same() -> None:

@@ -183,3 +183,22 @@ def test_options_out_of_range() -> None:
         greenformers.compress(network("bert"), [LowRank(0.5), Narrow()], calibration=[inputs("bert")])
     with pytest.raises(ValueError, match="a student of half the width needs examples to calibrate with"):
         greenformers.compress(network("bert"), Narrow())
+
+
+def test_angles_of_positions_stay_float32() -> None:
+    model = network("llama")
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()  # as from_pretrained(dtype=torch.bfloat16) gives it
+    student: Any = built(model, sized(model.config, hidden=(32, 24), heads=(4, 4), neurons=(44, 32)), 0)
+    assert student.lm_head.weight.dtype == torch.bfloat16
+    assert student.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_what_was_frozen_stays_so_by_its_new_number() -> None:
+    model: Any = network("bert", num_hidden_layers=4, num_attention_heads=4)
+    model.bert.encoder.layer[1].requires_grad_(False)
+    model.bert.encoder.layer[3].requires_grad_(False)
+    greenformers.compress(model, Narrow(hidden=16, layers=2), calibration=[inputs("bert")])
+    first, second = model.bert.encoder.layer  # 0 and 3
+    assert all(parameter.requires_grad for parameter in first.parameters())
+    assert not any(parameter.requires_grad for parameter in second.parameters())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from transformers import FalconConfig, FalconForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 from zoo import inputs, network, outputs
 
 import greenformers
@@ -19,6 +19,13 @@ from greenformers.solve.gates import gate_gradients
 from greenformers.solve.loss import default
 from greenformers.solve.unit_curves import curves, spread
 from greenformers.solve.units import put
+
+
+def test_what_follows_a_layer_may_change_its_outputs_in_place() -> None:
+    config = FalconConfig(vocab_size=53, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    model = FalconForCausalLM(config).eval()
+    assert len(feed_forwards(model, {"input_ids": torch.randint(3, 53, (2, 7))})) == 2
+
 
 SECOND = {"bert": "bert.encoder.layer.{}.output.dense", "gpt2": "transformer.h.{}.mlp.c_proj",
           "llama": "model.layers.{}.mlp.down_proj"}  # fmt: skip

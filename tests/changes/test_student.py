@@ -190,3 +190,12 @@ def test_the_attention_is_put_back_and_learned() -> None:
     assert log[-1] < 0.7 * log[0]
     assert (attention_of(small.config), attention_of(original.config)) == before
     assert Distillation(rows(original)).size("valid") == 4
+
+
+def test_a_teacher_stays_in_the_mode_that_it_is_in() -> None:
+    """Its answers are those in evaluation all the same."""
+    teacher = network(hidden_dropout_prob=0.5).train()
+    given = batch(teacher)
+    said = Student(student(), teacher, None, 1.0).given(teacher, given)
+    assert all(module.training for module in teacher.modules())
+    assert said.stacks[0][0][-1].equal(teacher.eval()(**given).last_hidden_state)

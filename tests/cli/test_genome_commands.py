@@ -80,7 +80,7 @@ def test_encode_a_cohort(here, shown):
     assert out == [
         "new.tsv: 2 people, diplotypes of 19:1-300 (300 positions)",
         "phenotypes: 1 person with 0, 1 person with 1",
-        "left out: 1 without phenotype, 1 not in the table",
+        "left out: 1 without phenotype, 0 not in the table",
     ]
     rows = list(load(here / "new.tsv"))
     assert [(row["person"], row["phenotype"]) for row in rows] == [("ann", "1"), ("bob", "0")]

@@ -182,6 +182,11 @@ CASES = {
     # Options.
     "mode": (None, ENCODE + "ann.vcf --mode diploid", "mode must be one of diplotype, haplotype; got 'diploid'"),
     "alphabet": (None, LEARN + "--alphabet greek", "alphabet must be one of iupac, thesis; got 'greek'"),
+    "alphabet of bases": (None, LEARN + "--mode haplotype --alphabet thesis", "alphabet is of pairs: it must be .*"),
+    "structural of reads": (
+        None, ENCODE + "dan.bam --structural refuse",
+        r"structural is of variants \(VCF or BCF\), and no file has any; got refuse",
+    ),
     "depth": (None, ENCODE + "dan.bam --depth 0", "depth and count must be at least 1, got 0 and 2"),
     "workers": (None, ENCODE + "ann.vcf --workers 0", "workers must be at least 1, got 0"),
     "size": (None, TOKENIZE + "--reference ref.fa --size 70", "size must be at least 71, for 66 characters; got 70"),

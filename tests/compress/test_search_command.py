@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ from command_line import listing, refused_unchanged, run
 
 import greenformers
 from greenformers.changes import Change, Heal, Int8, Layers
+from greenformers.changes._options import as_dict
 from greenformers.changes._recipe import read_recipe
 from greenformers.checkpoint.structure import structure
 from greenformers.compress.job import Job
+from greenformers.compress.run import Unfinished, files_of
 from greenformers.compress.run import run as compress
+from greenformers.search import in_full
 from greenformers.search import run as running
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab
@@ -93,16 +97,16 @@ def test_stopped_in_the_middle_a_call_goes_on(home: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.usefixtures("by_size")
-def test_what_cannot_be_made_is_given_up_and_what_was_made_is_not_made_again(
-    home: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    out, tried, plain = tmp_path / "small", [], running.run
+def test_what_cannot_be_made_is_given_up_and_not_tried_again(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    out, tried, plain = tmp_path / "small", [], in_full.run
     monkeypatch.chdir(home)
 
     def making(model: str, recipe: tuple[Change, ...], *given: Any, **options: Any) -> Any:
         tried.append(recipe)
         if len(tried) == 1:
             raise RuntimeError("of no use")
+        if len(tried) == 2:
+            raise Stopped(15)
         return plain(model, recipe, *given, **options)
 
     def find() -> running.Outcome:
@@ -110,22 +114,16 @@ def test_what_cannot_be_made_is_given_up_and_what_was_made_is_not_made_again(
             "BertModel", out, faster=1.5, minutes=0.1, texts="texts.txt", evaluate="pairs.tsv", length=16, lengths=()
         )
 
-    def stop(*_: object) -> None:
-        raise Stopped(15)
-
-    monkeypatch.setattr(running, "run", making)
+    monkeypatch.setattr(in_full, "run", making)
     monkeypatch.setattr(Search, "run", lambda search: search._try([*search.space.singles()][:2], 0, lambda: False))
-    with monkeypatch.context() as patch:
-        patch.setattr(Search, "add", stop)
-        with pytest.raises(Stopped):
-            find()
-    assert len(tried) == 2
-    assert tried[0] != tried[1]
+    with pytest.raises(Stopped):
+        find()
     done = find()
-    assert len(tried) == 2
-    assert done.recipe == tried[1]
+    first, second, third = tried
+    assert first != second == third
+    assert done.recipe == third
     assert [trial.refused for trial in done.search.trials.seen if trial.refused] == ["of no use"]
-    assert read_recipe(out / "recipe.toml") == list(tried[1])
+    assert read_recipe(out / "recipe.toml") == list(third)
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
 
 
@@ -179,6 +177,11 @@ def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, 
     whole = made("whole", recipe)
     made("first", [*first, Int8()], keeps=True)
     steps, healing = [], Heal.apply
+    # A call that was stopped as it took over the steps goes on.
+    model = str(home / "BertModel")
+    about = [model, [as_dict(change) for change in recipe], asdict(job)]
+    own = Unfinished.of(tmp_path / "again", about, files_of(model, job))
+    own.begin(tmp_path / "first", first[:1])
     monkeypatch.setattr(Heal, "apply", lambda own, *given: (steps.append(own.steps), healing(own, *given))[1])
     again = made("again", recipe, begun=tmp_path / "first")
     assert steps == [3]

@@ -253,10 +253,14 @@ def test_the_interval_of_a_difference():
     one, other = (Chances(said, labels, said, labels) for said in (good, poor))
     drawn = [source.integers(0, 300, 300) for _ in range(300)]
     apart = [area(good[some], labels[some]) - area(poor[some], labels[some]) for some in drawn]
-    assert difference([one], [other]) == pytest.approx(np.quantile(apart, [0.025, 0.975]), abs=1.0)
-    assert difference([one], [one]) == (0.0, 0.0)
-    both = difference([one, one], [other, other])
-    assert both[1] - both[0] < difference([one], [other])[1] - difference([one], [other])[0]
+    people = range(300)
+    alone = difference([one], [other], [people])
+    assert alone == pytest.approx(np.quantile(apart, [0.025, 0.975]), abs=1.0)
+    assert difference([one], [one], [people]) == (0.0, 0.0)
+    same = difference([one, one], [other, other], [people, people])
+    assert same == pytest.approx(alone), "the same people twice say no more"
+    low, high = difference([one, one], [other, other], [people, range(300, 600)])
+    assert high - low < 0.8 * (alone[1] - alone[0]), "other people do"
 
 
 def test_draws_begin_with_the_split_and_the_seed_that_are_given(folder, tmp_path, monkeypatch):

@@ -119,10 +119,16 @@ def test_each_kind(tmp_path, reference, alt, info, expected, kind):
         ("<INS>", "SVLEN=9", "GATNACAGCCTTGACGTAACGGTC"),
         ("C<ctg1>", "SVLEN=9", "GATNACAGCCTTGACGTAACGGTC"),
         ("*", ".", "GATNACAGCCTTGACGTAACGGTC"),
+        (".", "END=9", "GATNNNNNNCTTGACGTAACGGTC"),  # a block of a gVCF where nothing was read
     ],
 )
 def test_missing_genotypes(tmp_path, reference, alt, info, expected):
     assert spelled(tmp_path, reference, (4, "T", alt, info, "./.")) == (expected, expected, {}, 0)
+
+
+def test_a_block_that_begins_before_the_region_reaches_into_it(tmp_path, reference):
+    block = (4, "T", ".", "END=7", "./.")
+    assert spelled(tmp_path, reference, block, region=Region("19", 5, 9))[:2] == ("NNGC", "NNGC")
 
 
 @pytest.mark.parametrize(

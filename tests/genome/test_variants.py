@@ -355,7 +355,7 @@ def test_any_phased_person(tmp_path, drawn, joined):
         ([(2, "ATTAG", "A", "0|0")], "is not of this reference, at 19:2 it has ATTAG for the reference's ATTAC"),
         ([(9, "C", "G", "0|1"), (4, "T", "G", "0|1")], "must be sorted, position 4 comes after 9"),
         ([(4, "T", "G", "0|2")], "at 19:4 it has allele 2 of 1"),
-        ([(4, "T", "G", "0|1|1")], "a genotype must have one or two alleles, one has 3"),
+        ([(4, "T", "G", "0|1|1")], "at 19:4 a genotype must have one or two alleles, one has 3"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.vcf", "a.bcf"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
 
-from greenformers.measure.correlation import pearson, spearman
+from greenformers.measure.correlation import Resampled, pearson, spearman
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
@@ -25,3 +25,16 @@ def test_what_is_constant_correlates_with_nothing() -> None:
 def test_orders_are_plus_and_minus_one() -> None:
     assert spearman([1, 2, 9], [0, 1, 1e9]) == pytest.approx(1, abs=1e-12)
     assert pearson([1, 2, 3], [3, 2, 1]) == pytest.approx(-1, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+def test_draws_correlate_as_the_drawn_pairs_do(dtype: type) -> None:
+    draw = np.random.default_rng(1)
+    for count in (2, 7, 101):
+        a = (7 * draw.random(count)).astype(dtype)
+        b = a + 5 * draw.random(count)
+        both = Resampled(a, b)
+        for size in (1, count, 2 * count):
+            drawn = draw.integers(0, count, size)
+            assert both.spearman(drawn) == pytest.approx(spearman(a[drawn], b[drawn]), abs=1e-12)
+    assert Resampled([1, 2], [3, 4]).spearman(np.array([1, 1, 1])) == 0.0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate import Accelerator
 from codecarbon import OfflineEmissionsTracker
 from codecarbon.external.hardware import CPU
 from torch import Tensor, nn
@@ -55,6 +56,8 @@ TORCH = {
     "torch._subclasses.fake_tensor.FakeTensorMode": "fake_tensors: measure.trace, and by it all predicted costs",
     "torch.utils._python_dispatch.TorchDispatchMode": "OperatorWatch: measure.trace, and by it all predicted costs",
     "torch._C._are_functorch_transforms_active": "in_transform: torch.func's transforms of mechanisms",
+    "torch.overrides._get_current_function_mode_stack": "function_modes: reversible layers are computed back in "
+    "another precision than forward",
     "torch.utils._pytree.tree_leaves": "leaves: measure.trace and solve.replay",
     "torch.utils._pytree.tree_map": "map_leaves: solve.replay",
     "torch._softmax_backward_data": "softmax_gradient: the backward pass of sinkhorn and other sorted blocks",
@@ -136,6 +139,8 @@ CODECARBON = {
 ACCELERATE = {
     "accelerate.state.AcceleratorState._reset_state": "forget_group: a search in several processes heals its last "
     "recipe in each of them alone",
+    "Prepared._is_accelerate_prepared": "as_before: a second training has the precision of the first",
+    "Prepared._original_forward": "as_before: a trained model goes on computing in the precision of its training",
 }
 OVERRIDES = {
     "Module._apply": "the centroids of routing lose what they learn in bfloat16",
@@ -249,6 +254,13 @@ SAMPLES: dict[str, Callable[[], Any]] = {
     "Tracker": lambda: SimpleNamespace(
         **dict.fromkeys(
             part for part in ("_scheduler", "_hardware") if f"self.{part} = " in source(OfflineEmissionsTracker)
+        )
+    ),
+    "Prepared": lambda: SimpleNamespace(
+        **dict.fromkeys(
+            part
+            for part in ("_is_accelerate_prepared", "_original_forward")
+            if f"model.{part} = " in inspect.getsource(Accelerator.prepare_model)
         )
     ),
     "Processor": lambda: CPU(".", "constant", "any", 1),

@@ -4,6 +4,7 @@ import copy
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from scipy.stats import spearmanr
 from transformers import PreTrainedModel
 from zoo import network
 
-from greenformers.changes import Bfloat16, Change, Given, Int8, Layers
+from greenformers.changes import Bfloat16, Change, Given, Int8, Layers, Prune
+from greenformers.compress.apply import apply
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
+from greenformers.search import lab as searching
 from greenformers.search.lab import Lab, Ready
 from greenformers.search.trials import Trial
 
@@ -106,3 +109,25 @@ def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
     assert trial.refused is not None
     assert "finite" in trial.refused
     assert lab.trial((0,), 0, lambda: copy.deepcopy(model)).refused is None
+
+
+def test_recipes_that_begin_alike_are_made_from_where_they_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, applied = encoder(), []
+    batch = dict(tokenizer("bert")(sentences(4), return_tensors="pt", padding=True))
+    reader = Reader.of(model, tokenizer("bert"), 16)
+    lab = Lab(model, reader, Texts("texts", [(text,) for text in sentences(2)]), Given([batch]), tmp_path)
+
+    def counted(network: Any, recipe: tuple[Change, ...], given: Given, *, done: Any = None) -> Any:
+        applied.extend(recipe[len(done.steps) if done else 0 :])
+        return apply(network, recipe, given, done=done)
+
+    monkeypatch.setattr(searching, "apply", counted)
+    first, second = Layers(1), Prune(0.5)
+    for recipe in ((first, second), (first, Prune(0.8)), (first, second, Int8()), (first,)):
+        whole = copy.deepcopy(model)
+        apply(whole, recipe, Given([batch]))
+        assert all(x.equal(y) for x, y in zip(lab.made(recipe).parameters(), whole.parameters(), strict=True)), recipe
+    assert applied == [first, second, Prune(0.8), Int8()]
+    assert len(model.encoder.layer) > 1, "the model itself stays"

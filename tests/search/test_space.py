@@ -4,6 +4,7 @@ import copy
 import random
 from functools import cache
 from itertools import product
+from math import log2
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from zoo import inputs, network, outputs
 
 from greenformers.changes import Given, Layers, Narrow, kinds
 from greenformers.compress.apply import apply, check
+from greenformers.measure.flops import flops
 from greenformers.search.space import Space
 
 
@@ -94,3 +96,22 @@ def test_what_excludes_what_is_told_without_running_the_network(name):
             assert not space.legal(genes), genes
         else:
             assert space.legal(genes), genes
+
+
+def test_work_that_is_left_is_about_what_is_counted():
+    model = network(
+        "bert", "BertModel", hidden_size=96, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+    )
+    given, batch = Given(calibration=[inputs("bert", 8)]), inputs("bert", 8)
+    space = Space.of(model, given, length=8, causal=False)
+    whole = flops(lambda: outputs(model, batch))
+    for place, (slot, shares) in enumerate(zip(space.slots, space.left, strict=True)):
+        gene = (len(slot) + 1) // 2
+        small, share = copy.deepcopy(model), shares[gene - 1]
+        genes = tuple(gene if at == place else 0 for at in range(len(space.slots)))
+        apply(small, space.recipe(genes), given)
+        counted = flops(lambda network=small: outputs(network, batch)) / whole
+        assert share == pytest.approx(counted, rel=0.1), (slot[gene - 1], "an attention's own products count beside")
+        expected = -log2(share) if share < 1 else gene / len(slot)
+        assert space.reductions(genes) == [expected * (at == place) for at in range(len(space.slots))]
+    assert space.reductions(space.nothing) == [0.0] * len(space.slots)

@@ -13,7 +13,7 @@ from greenformers.checkpoint.structure import structure
 from greenformers.solve import calibrate
 from greenformers.solve.calibrate import covariances
 from greenformers.solve.factorise import factorise
-from greenformers.solve.loss import Movement, default, difference
+from greenformers.solve.loss import Movement, default, difference, own
 from greenformers.solve.solve import solve
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import trace
@@ -273,3 +273,9 @@ def test_statistics_are_dropped_before_those_of_other_layers_are_made(monkeypatc
     for _ in covariances(model, trace(model, sites(model), batch), [batch], memory=0):
         pass
     assert len(held) > 2
+
+
+def test_a_loss_that_is_a_sum_counts_once() -> None:
+    model = network("wav2vec2", ctc_loss_reduction="sum")
+    batch = inputs("wav2vec2") | {"labels": torch.randint(1, 31, (2, 4))}
+    assert own(model, batch).item() == pytest.approx(model(**batch).loss.item())

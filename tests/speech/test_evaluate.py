@@ -1,5 +1,6 @@
 """Runs scored side by side: what they wrote, how wrong it is, how large and how fast they are."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -144,6 +145,19 @@ def test_a_limit_takes_the_first_and_one_recording_has_no_interval(runs):
     assert (own["cer"].spread, own["cer"].interval) == (0, None)
     table(records)
     assert len(evaluate(runs[:1], "valid", search=SEARCH, limit=99, repeats=1)[1]) == 5
+
+
+def test_intervals_are_of_speakers_where_these_are_known(runs, tmp_path, monkeypatch):
+    folder, seen = corpus(tmp_path / "spoken", train=["ab"], valid=["ab"], test=["ab", "cd", "dab", "bad"]), []
+    path = folder / "test.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    names = ["ann", "ann", "bob", "bob"]
+    path.write_text("".join(json.dumps(row | {"speaker": name}) + "\n" for row, name in zip(rows, names, strict=True)))
+    plain = module.bootstrap
+    monkeypatch.setattr(module, "bootstrap", lambda *given: (seen.append(given[2]), plain(*given))[1])
+    evaluate(runs[:1], "test", search=SEARCH, corpus=str(folder), repeats=1)
+    evaluate(runs[:1], "test", search=SEARCH, repeats=1)
+    assert seen == [names, None]
 
 
 def test_progress_is_told_by_run(runs):

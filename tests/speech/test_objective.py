@@ -277,10 +277,31 @@ def test_what_a_start_does_not_know_is_told(tmp_path, whole):
     with pytest.warns(UserWarning, match=r"1 characters of the corpus, 25\.0% of its texts, are left out"):
         settings(tmp_path / "other", init=str(whole)).task()
     corpus(tmp_path / "upper", train=["BC"], valid=["AD"])
-    with pytest.raises(ValueError, match="init must be a run whose vocabulary has characters of this corpus"):
+    with pytest.raises(
+        ValueError, match="the vocabulary of init must have characters of the corpus, it has none of them"
+    ):
         settings(tmp_path / "upper", init=str(whole)).task()
     with pytest.raises(ValueError, match="hop must be 40, that of the run in init; got 20"):
         settings(tmp_path / "other", init=str(whole), hop=20).task()
+
+
+def test_texts_that_the_vocabulary_does_not_spell_are_told(tmp_path):
+    corpus(tmp_path / "upper", train=["ab", "cd"], valid=["AB"])
+    with pytest.raises(ValueError, match="of training must have characters of the validation split, it has none"):
+        settings(tmp_path / "upper").task()
+    corpus(tmp_path / "some", train=["ab", "cd"], valid=["ab!"])
+    with pytest.warns(UserWarning, match=r"1 characters of the validation split, 33\.3% of its texts, are left out"):
+        settings(tmp_path / "some").task()
+
+
+def test_texts_longer_than_the_positions_are_told(tmp_path):
+    folder = corpus(tmp_path / "long", train=["ab"] * 4, valid=["ab"])
+    path = folder / "train.jsonl"
+    first, *others = path.read_text().splitlines()
+    long = json.dumps(json.loads(first) | {"text": "ab" * 40})
+    path.write_text("\n".join([long, *others]) + "\n")
+    with pytest.warns(UserWarning, match="1 of 4 training texts have more than 51 characters"):
+        settings(folder).task()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Watching a classifier learn: what is observed is what the network gives, and held out is held out."""
 
+import copy
+
 import pytest
 import torch
 from tiny import SIZES, characters
 from torch.testing import assert_close
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.data import Examples, Labelled
 from greenformers.measure.label_errors import precision_at, suspicion
@@ -27,6 +29,22 @@ def network(written: Labelled) -> GreenformerForSequenceClassification:
     torch.manual_seed(0)
     objective = TextClassification(written, characters(), 16)
     return objective.build(objective.config(**SIZES))
+
+
+def test_parts_of_a_batch_are_one_batch_for_a_classifier_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    zero = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    torch.manual_seed(0)
+    plain = BertForSequenceClassification(BertConfig(vocab_size=len(characters()), num_labels=2, **sizes, **zero))
+    norms = []
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *given, **more: norms.append(clip(*given, **more)) or norms[-1]
+    )
+    for parts in (1, 3):
+        model = copy.deepcopy(plain)
+        watch(model, data(), characters(), Schedule(steps=1, batch_size=6, accumulate=parts, warmup=0.0), length=16)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
 def test_what_is_observed_is_what_the_network_gives() -> None:

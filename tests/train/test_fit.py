@@ -3,6 +3,7 @@
 import io
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +18,12 @@ from greenformers.model.block import EncoderLayer
 from greenformers.train.callbacks import Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
-from greenformers.train.fit import History, Schedule, fit, per_process
+from greenformers.train.fit import History, Schedule, _has_idle_parameters, fit, per_process
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.shard import ASKED, is_sharded
 from greenformers.train.state import OPTIMIZER, load_optimizer
+from greenformers.train.stream import generator
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +203,64 @@ def test_a_run_that_patience_ended_ends_there_again(digits: Splits, tmp_path) ->
         history = fit(model, objective, schedule, label="", console=QUIET, folder=tmp_path, resume=resume)
         assert history.steps == 4
         assert history.curve("eval_accuracy") == [(2, 50.0), (4, 40.0)]
+
+
+def test_the_best_weights_are_those_of_the_scores_that_count(digits: Splits, tmp_path) -> None:
+    """A run is killed behind its last checkpoint, and scores otherwise when it goes on from there."""
+    seen: dict[int, Any] = {}
+
+    class Killed(BaseException):
+        pass
+
+    class Scripted(ImageClassification):
+        def evaluate(self, model, split, batch_size):
+            seen[len(seen)] = {name: x.clone() for name, x in model.state_dict().items()}
+            score = next(script)
+            if score is None:
+                raise Killed
+            return {"accuracy": score}
+
+    objective = Scripted(digits)
+    schedule = Schedule(steps=8, batch_size=8, evaluate_every=2, save_every=4, patience=3)
+    script, model = iter([50.0, 40.0, 51.0, None]), objective.build(objective.config(**SIZES))
+    with pytest.raises(Killed):
+        fit(model, objective, schedule, label="", console=QUIET, folder=tmp_path)
+    script, model = iter([49.0, 48.0]), objective.build(objective.config(**SIZES))
+    history = fit(model, objective, schedule, label="", console=QUIET, folder=tmp_path, resume=True)
+    assert [score for _, score in history.curve("eval_accuracy")] == [50.0, 40.0, 49.0, 48.0]
+    assert all(x.equal(seen[0][name]) for name, x in model.state_dict().items()), "of step 2, and not of 6"
+
+
+def test_a_precision_is_that_of_its_training_alone(digits: Splits) -> None:
+    objective = ImageClassification(digits)
+    model = objective.build(objective.config(**SIZES))
+    fit(model, objective, Schedule(steps=1, batch_size=20, precision="bf16"), label="", console=QUIET)
+    fresh = objective.build(objective.config(**SIZES))
+    fresh.load_state_dict(model.state_dict())
+    batch = objective.collate([objective.example("test", 0, generator(0))])
+    with torch.no_grad():
+        assert model.eval()(**batch).logits.equal(fresh.eval()(**batch).logits)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [("full", {}), ("compressive", {}), ("longformer", {}), ("etc", {"globals": 0}), ("star", {})],
+)
+def test_what_gets_no_gradient_is_known(attention: str, options: dict[str, Any]) -> None:
+    """Of several processes each would wait for it."""
+    objective = MaskedLM(TEXT, characters(), 16)
+    model = objective.build(objective.config(**SIZES, attention=attention, attention_options=options)).train()
+    model(**objective.collate([objective.example("train", 0, generator(0))])).loss.backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert not idle or any(map(_has_idle_parameters, model.modules())), idle
+
+
+def test_a_single_step_learns(digits: Splits) -> None:
+    objective = ImageClassification(digits)
+    model = objective.build(objective.config(**SIZES))
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    fit(model, objective, Schedule(steps=1, batch_size=20), label="", console=QUIET)
+    assert any(not x.equal(before[name]) for name, x in model.state_dict().items())
 
 
 def test_sums_over_the_examples_of_a_step_are_added_up_over_processes(monkeypatch) -> None:

@@ -29,6 +29,7 @@ def test_a_factor_after_every_step():
     assert rates(6, 0.0, 0.5) == [2.0, 1.0, 0.5, 0.25, 0.125, 0.0625]
     assert rates(6, 0.5, 0.5) == pytest.approx([0, 2 / 3, 4 / 3, 2, 1, 0.5])
     assert rates(3, 0.0, 1.0) == [2.0, 2.0, 2.0]
+    assert rates(1, 0.1, None) == rates(1, 0.1, 0.5) == [2.0], "the only step learns"
 
 
 @pytest.mark.parametrize("decay", [None, 0.9])

@@ -71,6 +71,16 @@ def test_steps_are_on_top_of_what_the_steps_before_left(tmp_path: Path, attentio
     assert [loss for _, loss in history.curve("loss")] == pytest.approx(losses, rel=1e-3)
 
 
+def test_a_prompt_is_read_alike_beside_longer_ones(tmp_path: Path) -> None:
+    task = settings(tmp_path, memory=6).task()
+    model, seen = task.network(), list[Tensor]()
+    model.register_forward_hook(lambda _, __, out: seen.append(out.logits[:, -1].clone()))
+    continuations(model, task.tokenizer, [VERSE, VERSE[5:40]], new_tokens=1)
+    together = seen[-1][1]
+    continuations(model, task.tokenizer, [VERSE[5:40]], new_tokens=1)
+    torch.testing.assert_close(together, seen[-1][0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_stopped_run_goes_on_with_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Signal(run._Metrics):
         def on_step_begin(self, args, state, control, **_):

@@ -9,7 +9,7 @@ from models import folder, sentences
 from processes import Forked, corpus, curve, finish, flags, free_port, kill, launch, start, wait_for
 from safetensors.torch import load_file
 
-CURVES = ("loss", "eval_loss")
+CURVES = ("loss", "eval_loss", "learning_rate")
 WAYS = {
     "data-parallel": (2, []),
     "sharded": (2, ["--shard"]),

@@ -58,7 +58,7 @@ def encode(
 ) -> None:
     """Write the diplotype, or both haplotypes, of every person in a region."""
     from greenformers.genome.assemblies import is_assembly, unpaired
-    from greenformers.genome.encode import Encoding, Tally, check_kind, is_reads
+    from greenformers.genome.encode import STRUCTURAL, Encoding, Tally, check_kind, is_reads
     from greenformers.genome.encode import encode as run
     from greenformers.genome.files import make_indexes
     from greenformers.genome.reference import Reference
@@ -69,6 +69,8 @@ def encode(
     if thresholds != Thresholds() and not any(is_reads(path) for path in selection.paths):
         given = next(field.name for field in fields(thresholds) if getattr(thresholds, field.name) != field.default)
         raise ValueError(f"{given} is of reads (BAM or CRAM), and no file has any")
+    if structural != STRUCTURAL[0] and all(is_reads(path) or is_assembly(path) for path in selection.paths):
+        raise ValueError(f"structural is of variants (VCF or BCF), and no file has any; got {structural}")
     if mode == "haplotype" and alphabet != "iupac":
         raise ValueError(f"alphabet is of pairs: it must be left out with mode haplotype, got {alphabet}")
     check_kind(mode, alphabet)
@@ -101,5 +103,5 @@ def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: 
             for phenotype, count in cohort.balance().items()
         )
         print(f"phenotypes: {balance}")
-        if cohort.unknown or others:
-            print(f"left out: {cohort.unknown:,} without phenotype, {others:,} not in the table")
+        if cohort.without or others:
+            print(f"left out: {len(cohort.without):,} without phenotype, {others:,} not in the table")
