@@ -29,7 +29,7 @@ class Recordings(Protocol):
         """Duration of a training recording in seconds; the expected one, if the recording is drawn at random."""
 
     def texts(self, split: str = "train") -> Iterable[str]:
-        """The texts of all recordings of a split."""
+        """The texts of "train" or "valid"."""
 
     def text(self, index: int) -> str | None:
         """The text of a training recording; None if the recording is drawn at random."""
@@ -81,9 +81,9 @@ class OnDisk:
         _timed(self.corpus.split(split)[:count])
 
     def texts(self, split: str = "train") -> Iterable[str]:  # noqa: D102
-        # There may be nothing to validate on, but not nothing to train on.
-        utterances = self.corpus.split(split) if split == "train" else getattr(self.corpus, split)
-        return (utterance.text for utterance in utterances)
+        if split == "train":  # also of those that are left out
+            return (utterance.text for utterance in self.corpus.split(split))
+        return (utterance.text for utterance, _ in self._used[split])
 
     def text(self, index: int) -> str | None:  # noqa: D102
         return self._used["train"][index][0].text

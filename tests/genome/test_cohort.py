@@ -53,7 +53,7 @@ def made(counts):
 )
 def test_tables(tmp_path, name, content):
     found = load(tmp_path, content, name)
-    assert (found.people, found.phenotypes, found.unknown) == (PEOPLE, ["0", "1"], 0)
+    assert (found.people, found.phenotypes, found.without) == (PEOPLE, ["0", "1"], ())
     assert found.balance() == {"0": 1, "1": 2}
 
 
@@ -66,7 +66,7 @@ def test_names_are_kept_as_they_are(tmp_path):
 @pytest.mark.parametrize("missing", MISSING)
 def test_a_phenotype_that_is_missing(tmp_path, missing):
     found = load(tmp_path, TABS + f"dan\t{missing}\neve\t {missing}\n")
-    assert (found.people, found.phenotypes, found.unknown) == (PEOPLE, ["0", "1"], 2)
+    assert (found.people, found.phenotypes, len(found.without)) == (PEOPLE, ["0", "1"], 2)
 
 
 def test_paths_are_from_the_table_on(tmp_path, monkeypatch):
@@ -81,7 +81,7 @@ def test_paths_are_from_the_table_on(tmp_path, monkeypatch):
     assert [person.path.resolve() for person in found.people] == [
         tmp_path / "reads/ann.bam", tmp_path / "tables/bob.bam",
     ]  # fmt: skip
-    assert found.unknown == 1
+    assert len(found.without) == 1
 
 
 @pytest.mark.parametrize(

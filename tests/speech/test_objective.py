@@ -89,7 +89,9 @@ def test_long_texts_are_cut_and_end(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     rows[0]["text"] = "abcd" * 20
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labels = settings(tmp_path, longest=2.0, hop=64).task().objective.example("train", 0, source())["labels"]
+    with pytest.warns(UserWarning, match="1 of 2 training texts have more than 32 characters"):
+        objective = settings(tmp_path, longest=2.0, hop=64).task().objective
+    labels = objective.example("train", 0, source())["labels"]
     assert len(labels) == positions
     assert labels[-1] == EOS
     assert labels[:-1].tolist() == ([3, 4, 5, 6] * 20)[: positions - 1]
@@ -97,7 +99,8 @@ def test_long_texts_are_cut_and_end(tmp_path):
 
 def test_characters_that_were_never_learnt_are_left_out(tmp_path):
     corpus(tmp_path, train=["ab"] * 4, valid=["acb"])
-    objective = settings(tmp_path).task().objective
+    with pytest.warns(UserWarning, match="1 characters of the validation split"):
+        objective = settings(tmp_path).task().objective
     assert objective.example("valid", 0, source())["labels"].tolist() == [3, 4, EOS]
 
 

@@ -44,7 +44,7 @@ def test_parts_of_a_batch_are_one_batch_for_a_classifier_of_transformers(monkeyp
     for parts in (1, 3):
         model = copy.deepcopy(plain)
         watch(model, data(), characters(), Schedule(steps=1, batch_size=6, accumulate=parts, warmup=0.0), length=16)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+    assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-3)
 
 
 def test_what_is_observed_is_what_the_network_gives() -> None:

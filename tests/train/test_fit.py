@@ -244,7 +244,7 @@ def test_a_precision_is_that_of_its_training_alone(digits: Splits) -> None:
 
 @pytest.mark.parametrize(
     ("attention", "options"),
-    [("full", {}), ("compressive", {}), ("longformer", {}), ("etc", {"globals": 0}), ("star", {})],
+    [("full", {}), ("compressive", {}), ("longformer", {}), ("etc", {"globals": 0})],
 )
 def test_what_gets_no_gradient_is_known(attention: str, options: dict[str, Any]) -> None:
     """Of several processes each would wait for it."""

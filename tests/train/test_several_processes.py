@@ -44,7 +44,7 @@ def test_the_curve_is_that_of_one_process(
     finish(start(tmp_path / "run", *words, processes=processes, folder=data, **settings))
     is_that_of(tmp_path / "run", single)
     expected = curve(single, *CURVES)
-    assert len(expected) == 14
+    assert len(expected) == 26
     assert expected[0][2] - expected[-1][2] > 0.1  # it does learn
 
 
