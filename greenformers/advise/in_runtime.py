@@ -13,7 +13,7 @@ from greenformers.compress.comparison import qualities
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.export.measure import PAUSE, size_of
-from greenformers.export.network import Network
+from greenformers.export.network import LEAST, Network
 from greenformers.export.runtime import RuntimeModel
 from greenformers.export.write import LIBRARIES, check_formats, write
 from greenformers.measure.energy_of import energy_of
@@ -76,7 +76,9 @@ def compared_in(
         for number, (variant, model) in enumerate(models.items()):
             progress("exporting", number / len(models))
             folder = Path(name) / str(number)
-            write(model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=length)
+            write(
+                model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=max(LEAST, length)
+            )  # fmt: skip
             files[variant] = RuntimeModel(runtime, folder, model, reader.tokenizer)
             sizes[variant] = size_of(runtime, folder)
         progress("exporting", 1.0)

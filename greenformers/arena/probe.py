@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,10 +94,7 @@ class Probes:
         """
         key = f"FLOPs, {self.grid.size}, {task}, {variant}"
         if key not in self._figures:
-            model, length = network(task, variant, self.grid).eval(), task_of(task).sizes[self.grid.size].length
-            ids = drawn(1, length)
-            # With gradients: without them, torch's counter fails on modules that are given a view of a parameter.
-            self._store(key, flops(lambda: model(input_ids=ids)))
+            self._store(key, _tried(lambda: self._counted(task, variant)))
         return int(self._figures[key])
 
     def seconds(self, task: str, variant: str) -> float:
@@ -107,11 +105,14 @@ class Probes:
         """
         key = f"seconds, {self.grid.size}, {task}, {variant}"
         if key not in self._figures:
-            try:
-                self._store(key, attempt(lambda: self._timed(task, variant), torch.device("cpu")))
-            except (OutOfMemory, RuntimeError) as error:
-                raise ValueError(" ".join(str(error).split())) from error
+            self._store(key, _tried(lambda: self._timed(task, variant)))
         return self._figures[key]
+
+    def _counted(self, task: str, variant: str) -> int:
+        model, length = network(task, variant, self.grid).eval(), task_of(task).sizes[self.grid.size].length
+        ids = drawn(1, length)
+        # With gradients: without them, torch's counter fails on modules that are given a view of a parameter.
+        return flops(lambda: model(input_ids=ids))
 
     def _timed(self, task: str, variant: str) -> float:
         size = task_of(task).sizes[self.grid.size]
@@ -131,3 +132,15 @@ class Probes:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.replace(self.path, json.dumps(self._figures, indent=1) + "\n")
+
+
+def _tried(work: Callable[[], float]) -> float:
+    """What a function gives.
+
+    Raises:
+        ValueError: There is no memory for it, or the variant cannot be run.
+    """
+    try:
+        return attempt(work, torch.device("cpu"))
+    except (OutOfMemory, RuntimeError) as error:
+        raise ValueError(" ".join(str(error).split())) from error

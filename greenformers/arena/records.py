@@ -1,6 +1,6 @@
 """The figures of a grid as records: accuracy of every seed and over seeds, curves, costs, and the trivial baselines."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from statistics import mean, stdev
@@ -62,7 +62,10 @@ def records_of(plan: Plan, about: dict[str, Any]) -> list[Record]:
     for task in plan.grid.tasks:
         others += _baselines(task, plan, about)
         for variant in plan.trained(task):
-            others += speed_of(task, variant, plan.out) or []
+            # They are told by this run of the command as all others are: of a file the newest run is shown.
+            now = {name: about[name] for name in ("command", "time") if name in about}
+            speeds = speed_of(task, variant, plan.out) or []
+            others += [replace(record, context=record.context | now) for record in speeds]
             compared.append(_flops(task, variant, plan, about))
     return [*with_ratios(compared, to=BASELINE), *others]
 

@@ -22,6 +22,7 @@ from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder
 from greenformers.checkpoint.structure import CHANGED, mark, structure
 from greenformers.checkpoint.trial import try_again
 from greenformers.data._pooling import pooling_of
+from greenformers.train.checkpoint import sync
 
 REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
@@ -94,11 +95,16 @@ def save(
         describe(unfinished, model, report, card)
         try_again(unfinished, model, example)
         if isinstance(model, PreTrainedModel) and (unfinished / MODULES).is_file():
-            left = next(iter((narrowed(model) or {}).values()), None)
-            width = model.config.get_text_config().hidden_size if left is None else left["width"]
-            set_width(unfinished, width)
-            check_carried(unfinished, pooling_of(model), width)
+            set_width(unfinished, width_of(model))
+            check_carried(unfinished, pooling_of(model), width_of(model))
     return folder
+
+
+def width_of(model: PreTrainedModel) -> int:
+    """The width of the states of a network, which changes may have made smaller."""
+    left = next(iter((narrowed(model) or {}).values()), None)
+    width: int = model.config.get_text_config().hidden_size if left is None else left["width"]
+    return width
 
 
 def carry_modules(model: PreTrainedModel, out: Path, has_tokenizer: bool) -> None:
@@ -203,7 +209,13 @@ def marked(folder: Path, mark: str) -> bool:
 
 
 def replace(finished: Path, folder: Path) -> None:
-    """Put a finished folder in place of another."""
+    """Put a finished folder in place of another.
+
+    For a moment there is neither, and both lie beside it: a process that is killed then leaves them there.
+    """
+    for path in finished.rglob("*"):
+        if path.is_file():
+            sync(path)  # a folder that takes the place of another is on the disk
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         folder.rename(old / "old")

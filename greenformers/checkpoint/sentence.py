@@ -29,6 +29,7 @@ WEIGHTED = ("Dense", "LayerNorm")
 FROM_THE_HUB = [MODULES, SETTINGS, OF_THE_TRANSFORMER, *(f"*_*/*.{end}" for end in ("json", "safetensors", "txt"))]
 TOKENIZER = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "*.spm", "target_vocab.json", "entity_vocab.json", "bpe.codes", "normalizer.json",
 )  # fmt: skip
 ENDLESS = 10**6
 """Length in tokens from which on the length in a tokenizer's file means that there is no limit."""

@@ -34,7 +34,7 @@ def export(
         float | None,
         typer.Option(help="Per cent of the model's quality on --texts that a file may lose; else nothing is written."),
     ] = None,
-    limit: Annotated[int, typer.Option(help="Largest number of texts to calibrate with.")] = 300,
+    limit: Annotated[int | None, typer.Option(help="Largest number of texts to calibrate with; by default 300.")] = None,
     length: Annotated[
         int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
     ] = None,
@@ -45,7 +45,7 @@ def export(
             "longest input of the model."
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Texts in a batch whose latency is measured.")] = 8,
+    batch: Annotated[int | None, typer.Option(help="Texts in a batch whose latency is measured; by default 8.")] = None,
     results: Results = None,
 ) -> None:
     """Write a model for OpenVINO, ONNX Runtime and torch, each in the form that its runtime is fast in.
@@ -71,9 +71,13 @@ def export(
     names = [name.strip() for name in formats.split(",") if name.strip()]
     check_formats(names)
     measured = None if lengths is None else terminal.numbers("lengths", lengths)
-    for name, value in (("batch", batch), ("limit", limit), ("length", 1 if length is None else length)):
-        if value < 1:
+    for name, value in (("batch", batch), ("limit", limit), ("length", length)):
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if limit is not None and texts is None:
+        raise ValueError("--limit is of texts to calibrate with: give some (--texts)")
+    if batch is not None and measured == []:
+        raise ValueError("--batch is of no use with --lengths '', which measures nothing")
     terminal.check_apart(out, model)
     card.check_target(out)
     if results is not None:
@@ -92,7 +96,8 @@ def export(
     with terminal.Steps(console) as steps:
         records, checked = deploy(
             network, tokenizer, out, names, examples=examples, loss=loss,
-            length=length or min(most, pooling_of(network).length or 128), lengths=measured, batch=batch, limit=limit,
+            length=length or min(most, pooling_of(network).length or 128), lengths=measured, batch=batch or 8,
+            limit=limit or 300,
             about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
     terminal.show(console, tables(records, console.width))

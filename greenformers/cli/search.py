@@ -66,6 +66,8 @@ def searched(
     if lose is not None and faster is not None:
         raise ValueError("--lose and --faster exclude each other: use only one of them")
     bound = Bound(faster=times("faster", faster)) if faster is not None else Bound(lose=share("lose", lose or "0%"))
+    if attentions is not None and "attention" not in names(vary):
+        raise ValueError("--attentions are tried where attention varies: name it in --vary")
     job = NetworkJob(
         bound, strategy, minutes, tuple(names(vary)), None if attentions is None else tuple(names(attentions))
     )

@@ -61,7 +61,7 @@ class Work:
             FileExistsError: There is other work for the same result.
         """
         digest = hashlib.sha256(json.dumps(job, default=str, sort_keys=True).encode())
-        for path in sorted(model.glob("*.safetensors")):
+        for path in sorted([*model.glob("*.safetensors"), *model.glob("*.json")]):
             digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
         for batch in batches:
             for name, x in sorted(batch.items()):

@@ -33,7 +33,8 @@ BUFFER = 2**30
 INDEX = "model.safetensors.index.json"
 OTHER = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt",
-    "*.model", "chat_template*", "preprocessor_config.json", "processor_config.json",
+    "*.model", "*.spm", "target_vocab.json", "entity_vocab.json", "bpe.codes", "normalizer.json", "chat_template*",
+    "additional_chat_templates", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 """Patterns of the files that are copied beside the weights."""
 

@@ -15,7 +15,7 @@ from greenformers.data._examples import Examples
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import IGNORED, Batches, Rows
-from greenformers.data._texts import Texts, batches, padded
+from greenformers.data._texts import Texts, batches, check_block, padded
 from greenformers.measure.quality import evaluating
 
 SIZE = 32  # examples in a batch
@@ -93,6 +93,8 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
         )
     if task in ("causal_lm", "masked_lm") and examples.labels is not None:
         raise ValueError(f"{examples.name}: a language model is judged by plain text, not by a table")
+    if task == "causal_lm" and reader.tokenizer is not None:
+        check_block(examples.lines, reader.tokenizer, reader.length)
 
 
 @torch.inference_mode()
@@ -147,7 +149,8 @@ def _classified(model: PreTrainedModel, rows: Rows, reader: Reader) -> Classifie
     with evaluating(model):
         for places, batch in _numbered(rows, reader):
             labels = batch.pop("labels")
-            right[places] = model(**batch).logits.argmax(-1) == labels
+            logits = model(**batch).logits
+            right[places] = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)  # of these the largest is none
     return Classified(right)
 
 

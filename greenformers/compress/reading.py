@@ -58,7 +58,8 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     parts: dict[str, Examples] = {}
     for part, path in _own(job).items():
         # What calibrates is drawn, and of a large file no more is held.
-        learnt, judged = read_examples(path, reader.kind, job.limit if part == "calibration" else None)
+        enough = job.limit if part == "calibration" else None
+        learnt, judged = read_examples(path, reader.kind, enough, labelled=part == "judging")
         parts[part] = judged if part == "judging" and judged is not None else learnt
         if part == "calibration":
             parts |= split(parts[part], [part], job.seed, job.limit)
@@ -79,8 +80,8 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
 def apart(parts: Mapping[str, Examples]) -> tuple[dict[str, Examples], int]:
     """The parts without those texts to learn from that stand among texts to judge by; and how many these are.
 
-    A student that has learned what its teacher says to a text is judged better by that text than by others. Parts of
-    one file have no example in common; a file of its own may hold anything.
+    A student that has learned what its teacher says to a text is judged better by that text than by others. Files may
+    have a line twice, or a sentence in several pairs, and splits of a data set may overlap.
 
     Raises:
         ValueError: No text to learn from is left.

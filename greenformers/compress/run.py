@@ -36,6 +36,9 @@ from greenformers.model.positions import extend, reach
 from greenformers.train.processes import alone, first_process, told
 
 ORIGINAL = "original"
+UNFINISHED = ".unfinished-"
+READ = (".safetensors", ".json", ".txt", ".model")
+"""Files of a model that it is read from, with its configuration, pooling and tokenizer."""
 Progress = Callable[[str, float], None]
 
 
@@ -90,7 +93,7 @@ def run(
         attach(original, pooling_of(small))  # the original is judged with the pooling of the changed model
     reads_texts = KINDS.get(original.main_input_name) == "text"
     features = features_of(model, small)
-    length, lengths = job.at(reach(original) if reads_texts else None, pooling_of(small).length)
+    length, lengths = job.at(reach(original) if reads_texts else None, usual_length(small))
     job = replace(job, length=length, lengths=lengths)
     reader = None
     if needed:
@@ -102,9 +105,7 @@ def run(
     elif reader is None:
         parts = {}
     else:
-        parts = read_parts(changes, job, reader)
-        if job.heal_texts is not None or job.evaluate is not None:
-            parts, gone = apart(parts)
+        parts, gone = apart(read_parts(changes, job, reader))
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:
         check_lengths(original, changes, lengths if not parts else (*lengths, length))
@@ -125,7 +126,9 @@ def run(
     report = apply(small, changes, given, done=done, before=told, after=unfinished.keep)
     told()
     models = {ORIGINAL: original} | unfinished.models(_names(changes), small)
-    longer = _lengthen(original, small)
+    longer = None
+    for shorter in list(models.values())[:-1]:  # what was made before the network became longer is judged as well
+        longer = _lengthen(shorter, small) or longer
     notes: list[str] = []
     worked = None if job.measure else sum(step.seconds for step in report.steps)
     if worked is not None and within is not None:
@@ -174,8 +177,8 @@ class Unfinished:
         """The finished steps of a job on these files."""
         digest = hashlib.sha256(json.dumps(job, default=str, sort_keys=True).encode())
         for path in files:
-            digest.update(f"{path.stat().st_size} {path.stat().st_mtime_ns}".encode())
-        return cls(out.with_name(f"{out.name}.unfinished-{digest.hexdigest()[:8]}"))
+            digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
+        return cls(out.with_name(f"{out.name}{UNFINISHED}{digest.hexdigest()[:8]}"))
 
     def keep(self, number: int, model: nn.Module, report: CompressionReport) -> None:
         """Write the network as it is after a step."""
@@ -254,6 +257,13 @@ def given_by(
     )  # fmt: skip
 
 
+def usual_length(model: PreTrainedModel) -> int | None:
+    """The longest text where none is named: by the pooling of the model, or of what it writes about sound."""
+    if KINDS.get(model.main_input_name) == "text":
+        return pooling_of(model).length
+    return getattr(model.config, "max_target_positions", None)
+
+
 def check_lengths(original: PreTrainedModel, changes: Sequence[Change], lengths: Sequence[int]) -> None:
     """Check, before the work, that the network takes the lengths asked for, or will take them after the changes.
 
@@ -290,15 +300,23 @@ def _untimed(changes: Sequence[Change]) -> list[str]:
 
 
 def files_of(model: str, job: Job) -> list[Path]:
-    """The files that a result depends on: the weights of models in folders, and the examples."""
+    """The files that a result depends on: those of models in folders, and the examples."""
     models = [Path(name) for name in (model, job.teacher) if name is not None and Path(name).is_dir()]
-    weights = [path for folder in models for path in sorted(folder.rglob("*.safetensors"))]
+    weights = [path for folder in models for path in _files_in(folder) if path.suffix in READ]
     examples = [path for name in ("texts", *FILES.values()) if (path := getattr(job, name)) is not None]
     return [*weights, *(file for path in examples if hub_name(path) is None for file in _files_in(path))]
 
 
 def _files_in(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    """The file, or the files of a folder without those of work that is under way in it."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return [file for file in files if not any(map(_under_way, file.relative_to(path).parts))]
+
+
+def _under_way(part: str) -> bool:
+    return UNFINISHED in part or part.startswith(".")
 
 
 def _told(parts: Mapping[str, Examples], job: Job, gone: int) -> str:

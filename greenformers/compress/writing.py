@@ -19,6 +19,9 @@ MOST = 200
 
 SIZE = 16
 
+BEGINNING = 8
+"""Tokens that a decoder of sound may begin with, such as the language and the task, within its longest text."""
+
 
 def check_writing(model: PreTrainedModel, examples: Examples, reader: Reader) -> None:
     """Check on one example that a model writes a text, and that it can be judged.
@@ -61,12 +64,14 @@ def texts_of(model: PreTrainedModel, examples: Examples, reader: Reader) -> list
     batched = Batches(rows, SIZE, exact=reader.kind == "sound")
     texts: dict[int, str] = {}
     assert reader.tokenizer is not None
+    most = getattr(model.config, "max_target_positions", None)
+    room = reader.length - 1 if most is None else min(reader.length - 1, most - BEGINNING)
     with evaluating(model):
         for number, places in enumerate(batched.places):
             batch = {name: x for name, x in batched[number].items() if name not in ("labels", "decoder_attention_mask")}
             if reader.task == "ctc":
                 ids = model(**batch).logits.argmax(-1)
             else:
-                ids = writer.generate(**batch, max_new_tokens=max(1, reader.length - 1), do_sample=False, num_beams=1)
+                ids = writer.generate(**batch, max_new_tokens=max(1, room), do_sample=False, num_beams=1)
             texts |= dict(zip(places, reader.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
     return [texts[place] for place in range(len(rows))]

@@ -124,7 +124,9 @@ def opened(path: Path) -> Image.Image:
         raise ValueError(f"{path} is not an image that can be read") from error
 
 
-def read_examples(path: Path, kind: Kind, enough: int | None = None) -> tuple[Examples, Examples | None]:
+def read_examples(
+    path: Path, kind: Kind, enough: int | None = None, *, labelled: bool = True
+) -> tuple[Examples, Examples | None]:
     """Examples to train on, and examples to judge by where the path has splits of its own.
 
     Texts are a file, a folder of files or a data set of the hub, see `read_texts`. Images are a folder with a folder
@@ -135,13 +137,14 @@ def read_examples(path: Path, kind: Kind, enough: int | None = None) -> tuple[Ex
         path: File, folder or data set.
         kind: Kind of the examples.
         enough: Number of texts that the caller takes at most, see `read_texts`.
+        labelled: Whether the labels of texts are read.
 
     Raises:
         ValueError: Nothing of this kind is there, or a file is damaged.
         OSError: The file cannot be read.
     """
     if kind == "text":
-        return read_texts(path, enough)
+        return read_texts(path, enough, labelled=labelled)
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there")
     if path.is_file() and (kind == "image" or path.suffix not in corpus.SUFFIXES):

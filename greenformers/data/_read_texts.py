@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -70,7 +70,11 @@ COLUMNS = (
 """What a source of texts may hold; the first whose columns are all there is read, and further columns are not."""
 
 
-def read_texts(path: Path, enough: int | None = None) -> tuple[Texts, Texts | None]:
+SECOND = ("question", "sentence1", "sentence2", "premise", "hypothesis", "context", "passage", "text_pair")
+"""Columns of texts beside which another is half of what a class is of."""
+
+
+def read_texts(path: Path, enough: int | None = None, *, labelled: bool = True) -> tuple[Texts, Texts | None]:
     """Texts to learn from, and texts to judge by where the source has a split of its own for them.
 
     The source is a file .txt with one text a line; a table .tsv with a header; .jsonl with an object a line (all of
@@ -86,6 +90,7 @@ def read_texts(path: Path, enough: int | None = None) -> tuple[Texts, Texts | No
         path: The source.
         enough: Number of texts that the caller takes at most; of a source of more than `ENOUGH` bytes no more than so
             many texts, or bytes, are held. None where all are of use.
+        labelled: Whether labels are read, where there are some.
 
     Raises:
         ValueError: The source holds no text, or is damaged; the message never shows a text.
@@ -93,18 +98,18 @@ def read_texts(path: Path, enough: int | None = None) -> tuple[Texts, Texts | No
     """
     name, bounds = hub_name(path), Bounds(MOST, enough)
     if name is not None:
-        return _of_hub(name, bounds)
+        return _of_hub(name, bounds, labelled)
     if not path.is_dir():
-        return _read(path.name, [of_file(path)], bounds), None
+        return _read(path.name, [of_file(path)], bounds, labelled), None
     learnt, judged = in_folder(path)
-    texts = _read(path.name, [of_file(file) for file in learnt], bounds)
+    texts = _read(path.name, [of_file(file) for file in learnt], bounds, labelled)
     splits = ([of_file(file) for file in files] for files in judged)
     # A test split may withhold its labels; the validation split then judges.
-    kind = _kind(of_file(learnt[0]))
+    kind = _kind(of_file(learnt[0]), labelled)
     others = next((files for files in splits if _shown(files, kind.label)), None)
     if others is None:
         return texts, None
-    return texts, _read(f"{path.name}, to judge by", others, bounds)
+    return texts, _read(f"{path.name}, to judge by", others, bounds, labelled)
 
 
 def every_text(path: Path) -> Texts:
@@ -117,15 +122,15 @@ def every_text(path: Path) -> Texts:
     return _read(path.name, [of_file(path)], Bounds(None))
 
 
-def _of_hub(name: str, bounds: Bounds) -> tuple[Texts, Texts | None]:
+def _of_hub(name: str, bounds: Bounds, labelled: bool) -> tuple[Texts, Texts | None]:
     splits = {part: Stream(f"{name} {part}", split, MOST, bounds.fit) for part, split in streamed(name).items()}
-    kind = _kind(splits.get("train") or next(iter(splits.values())))
+    kind = _kind(splits.get("train") or next(iter(splits.values())), labelled)
     shown = {part: rows for part, rows in splits.items() if _shown([rows], kind.label)}
     if not shown:
         raise ValueError(f"{name}: every split withholds its labels")
     # Rows are fetched as they are read: those of a split that nobody asks for are not.
     learnt, judged = shown.get("train"), shown.get("test", shown.get("valid"))
-    read = {id(rows): _read(rows.name, [rows], bounds) for rows in (learnt, judged) if rows is not None}
+    read = {id(rows): _read(rows.name, [rows], bounds, labelled) for rows in (learnt, judged) if rows is not None}
     if learnt is None or judged is None:
         return next(iter(read.values())), None
     return read[id(learnt)], read[id(judged)]
@@ -144,15 +149,16 @@ def _shown(sources: Sequence[Rows], label: str | None) -> bool:
     return value is not None and (label != "label" or str(value) not in ("-1", "-1.0"))
 
 
-def _read(name: str, sources: Sequence[Rows], bounds: Bounds) -> Texts:
+def _read(name: str, sources: Sequence[Rows], bounds: Bounds, labelled: bool = True) -> Texts:
     """The texts of sources that hold columns of the same kind; of more than the bounds allow so many are drawn.
 
     Args:
         name: Name of them all.
         sources: The sources.
         bounds: How much of the sources is held.
+        labelled: Whether labels are read.
     """
-    kinds = [_kind(rows) for rows in sources]
+    kinds = [_kind(rows, labelled) for rows in sources]
     for rows, other in zip(sources, kinds, strict=True):
         if other != kinds[0]:
             raise ValueError(
@@ -188,13 +194,17 @@ def _read(name: str, sources: Sequence[Rows], bounds: Bounds) -> Texts:
     return Texts(name, segments, None if kind.label is None else labels, translated=kind.translated)
 
 
-def _kind(rows: Rows) -> _Columns:
+def _kind(rows: Rows, labelled: bool = True) -> _Columns:
     kind = next((kind for kind in COLUMNS if set(kind.names) <= set(rows.columns)), None)
     if kind is None:
         listed = "; ".join(", ".join(kind.names) for kind in COLUMNS)
         raise ValueError(f"{rows.name} has no columns of texts: they must be {listed}")
+    if not labelled:
+        return replace(kind, label=None)
     if kind == PLAIN and (near := [name for name in rows.columns if get_close_matches("label", [name.lower()])]):
         raise ValueError(f"{rows.name} has a column {near[0]}: classes must be in a column label, or in none")
+    if kind.label == "label" and (other := next((name for name in rows.columns if name in SECOND), None)):
+        raise ValueError(f"{rows.name} has texts in {other} beside {kind.segments[0]}: classes of pairs judge no model")
     return kind
 
 

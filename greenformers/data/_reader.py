@@ -70,7 +70,8 @@ class Reader:
         length = min(length, getattr(given, "max_target_positions", None) or length)  # of a decoder by itself
         return cls(
             task, kind, tokenizer, features, length,
-            classes=dict(getattr(given, "label2id", None) or {}),
+            # Of the two lists of names the model answers by this one; the other may be of another model, or of texts.
+            classes={str(name): int(number) for number, name in (getattr(given, "id2label", None) or {}).items()},
             start=getattr(given, "decoder_start_token_id", None),
             filler=int(filler if filler is not None else getattr(given, "pad_token_id", None) or 0),
         )  # fmt: skip

@@ -240,14 +240,18 @@ def in_folder(folder: Path) -> tuple[list[Path], list[list[Path]]]:
 
 def _of_splits(folder: Path, files: Sequence[Path], names: Sequence[str]) -> list[list[Path]]:
     """The files of each split, of these names, that is there."""
-    splits = [
-        [
-            path for path in files
-            if any(re.match(rf"{name}(?![a-z])", part.lower()) for part in path.relative_to(folder).parts)
-        ]
-        for name in names
-    ]  # fmt: skip
+    own = {path: _split(path.relative_to(folder)) for path in files}
+    splits = [[path for path in files if own[path] == name] for name in names]
     return [split for split in splits if split]
+
+
+def _split(path: Path) -> str | None:
+    """The split that a path is of: by the last of its parts that names one, the file itself if it does."""
+    for part in reversed(path.parts):
+        name = next((name for name in (*LEARNT, *JUDGED) if re.match(rf"{name}(?![a-z])", part.lower())), None)
+        if name is not None:
+            return name
+    return None
 
 
 def hub_name(path: Path) -> str | None:

@@ -1,7 +1,8 @@
 """Texts for calibration and evaluation, and batches of their token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -62,10 +63,11 @@ def batches(
         ValueError: There is too little text for one block.
     """
     if task == "causal_lm":
-        ids = [token for text in texts for token in tokenizer(text + "\n", add_special_tokens=False)["input_ids"]]
-        blocks = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        first = beginning(tokenizer) if length > 1 else []
+        ids, room = list(_running(texts, tokenizer)), length - len(first)
+        blocks = [[*first, *ids[start : start + room]] for start in range(0, len(ids) - room + 1, room)]
         if not blocks:
-            raise ValueError(f"the text has {len(ids)} tokens; one block of {length} is needed")
+            raise _too_short(len(ids), length)
         size = _size(length) if size is None else size
         return [_stacked(blocks[start : start + size]) for start in range(0, len(blocks), size)]
     by_length: dict[int, list[list[int]]] = {}
@@ -81,6 +83,35 @@ def batches(
         for most in [_size(tokens) if size is None else size]
         for start in range(0, len(rows), most)
     ]
+
+
+def check_block(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+    """Check that texts have a block of running text for a causal language model.
+
+    Raises:
+        ValueError: There is too little text for one.
+    """
+    room = length - (len(beginning(tokenizer)) if length > 1 else 0)
+    count = sum(1 for _ in islice(_running(texts, tokenizer), room))
+    if count < room:
+        raise _too_short(count, length)
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What a tokenizer puts before every text, without which models such as Gemma foresee nothing; not a [CLS]."""
+    first: int | None = tokenizer.bos_token_id
+    if first is None or first == tokenizer.cls_token_id or tokenizer("")["input_ids"][:1] != [first]:
+        return []
+    return [first]
+
+
+def _running(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[int]:
+    """The tokens of texts one after the other."""
+    return (token for text in texts for token in tokenizer(text + "\n", add_special_tokens=False)["input_ids"])
+
+
+def _too_short(tokens: int, length: int) -> ValueError:
+    return ValueError(f"the text has {tokens} tokens; one block of {length} is needed")
 
 
 def _size(tokens: int) -> int:

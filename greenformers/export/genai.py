@@ -42,13 +42,17 @@ def add_tokenizer(folder: Path, beside: Path, tokenizer: PreTrainedTokenizerBase
     from openvino import save_model
     from openvino_tokenizers import convert_tokenizer
 
+    side = tokenizer.padding_side
     try:
+        tokenizer.padding_side = "left"  # the texts of a batch are continued, and so end together
         programs = convert_tokenizer(tokenizer, with_detokenizer=True)
         for program, name in zip(programs, PROGRAMS, strict=True):
             save_model(program, beside / name)
         why = _differs(beside, tokenizer)
     except Exception as error:  # whatever the converter raises for tokenizers that it does not know
         why = f"the tokenizer has no form in OpenVINO: {line(error)}"
+    finally:
+        tokenizer.padding_side = side
     if why:
         for name in PROGRAMS:
             for path in (beside / name, (beside / name).with_suffix(".bin")):

@@ -16,6 +16,9 @@ from greenformers.checkpoint.files import line
 from greenformers.model._transformers import attention_of, can_choose_attention
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
+LEAST = 4
+"""Least length, in tokens, of the batches that a network is traced and tried with."""
+
 OUTPUTS = ("logits", "last_hidden_state")
 
 CACHED = "past_key_values."
@@ -135,10 +138,10 @@ def examples(network: Network, length: int) -> list[Batch]:
     """Padded and whole batches of about a dozen lengths up to `length`, and of several sizes.
 
     Raises:
-        ValueError: The length is below 4.
+        ValueError: The length is below `LEAST`.
     """
-    if length < 4:
-        raise ValueError(f"length must be at least 4, got {length}")
+    if length < LEAST:
+        raise ValueError(f"length must be at least {LEAST}, got {length}")
     lengths = [1, 2]
     while sum(lengths[-2:]) < length - 1:  # few lengths, of many divisors and of few
         lengths.append(sum(lengths[-2:]))

@@ -61,6 +61,7 @@ def save_onnx(program: ExportedProgram, path: Path, network: Traceable) -> None:
     )
     _keep_sums_apart(exported.model.graph)
     weights = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # of an earlier file of this name
     exported.save(path, external_data=weights > LARGE)
 
 

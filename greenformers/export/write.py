@@ -19,7 +19,8 @@ from greenformers.changes._int8_linear import Int8Linear
 from greenformers.checkpoint.pack_quantized import METHOD as PACKED
 from greenformers.checkpoint.pack_quantized import check_layout, save_pack_quantized
 from greenformers.checkpoint.pretrained import pretrained
-from greenformers.checkpoint.save import carry_modules, save
+from greenformers.checkpoint.save import carry_modules, save, width_of
+from greenformers.checkpoint.sentence import MODULES, set_width
 from greenformers.checkpoint.structure import changes_of
 from greenformers.export.cached import cached_network
 from greenformers.export.compare import Comparison
@@ -254,6 +255,8 @@ def _write_rest(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedToken
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     carry_modules(model, folder, tokenizer is not None)
+    if (folder / MODULES).is_file():
+        set_width(folder, width_of(model))
 
 
 def _traced(network: Network, comparison: Comparison, length: int) -> tuple[Traceable, ExportedProgram, str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal
+from unicodedata import category
 
 import torch
 from torch import Tensor
 
 from greenformers import _extras
+
+KEPT = "_'\u200c\u200d"
+"""Signs within words: of contractions, and those that join letters or keep them apart."""
 
 AT_ONCE = 2**20
 """Utterances that are drawn at once."""
@@ -90,7 +93,9 @@ def plain_words(text: str) -> str:
 
     A text that is punctuation alone stays as it is.
     """
-    bare = " ".join(re.sub(r"[^\w\s']", " ", text.casefold()).split())
+    # Vowels of many scripts are marks, which are no letters by themselves.
+    said = (c if c.isalnum() or c in KEPT or category(c)[0] == "M" else " " for c in text.casefold())
+    bare = " ".join("".join(said).split())
     return bare or text
 
 

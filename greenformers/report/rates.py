@@ -73,17 +73,18 @@ def _survey(rows: Mapping[str, Mapping[str, str]], model: str, column: str) -> f
 
 @house
 def _drawn(bars: Bars, title: str) -> Figure:
-    figure = new_figure(3.1 * len(bars) + 1.2, 1.7 + 0.42 * max(map(len, bars.values())), title)
+    names = list(dict.fromkeys(name for values in bars.values() for name in values))  # one may lack a length
+    figure = new_figure(3.1 * len(bars) + 1.2, 1.7 + 0.42 * len(names), title)
     panels = grid(figure, 1, len(bars), sharey=True)
     every = [value for drawn in bars.values() for bar in drawn.values() for value in (bar.ours, bar.survey) if value]
     for axes, ((metric, length), values) in zip(panels, bars.items(), strict=True):
         scale_times(axes, every)
-        for place, bar in enumerate(values.values()):
+        for place, bar in ((place, values[name]) for place, name in enumerate(names) if name in values):
             _bar(axes, place - 0.2 * bool(bar.survey), bar.ours, bar.rank, OURS, "here")
             if bar.survey:
                 _bar(axes, place + 0.2, bar.survey, None, THEIRS, "survey")
-        axes.set_yticks(range(len(values)), list(values))
-        axes.set_ylim(len(values) - 0.5, -0.5)  # from top to bottom
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)  # from top to bottom
         axes.grid(visible=False, axis="y")
         quantity = "Steps a second" if metric == "train_step" else "Peak memory"
         axes.set_title(f"{quantity}, N {length}", loc="left", fontsize=9.5, fontweight="bold")

@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import log1p
 
-from greenformers.search.bound import STRICT, Bound
+from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.network_lab import NetworkLab
 from greenformers.search.network_space import NetworkSpace
 from greenformers.search.space import TRIES, Genes
@@ -104,8 +105,9 @@ class Hurdles:
             self.train_all(above, upper, lambda: self.over)
 
     def merit(self, trial: Trial) -> float:
-        """How good a trial is."""
-        return self.plan.bound.merit(trial.speed, trial.lost, STRICT)
+        """How good a trial is; many a network is better than that of the settings, and the best of them is looked for."""
+        gain = log1p(max(0.0, -trial.lost) / EPSILON) if self.plan.bound.lose is None else 0.0
+        return self.plan.bound.merit(trial.speed, trial.lost, STRICT) + gain
 
     def fitness(self, genes: Genes) -> float:
         """How good a network is, by the trial of it with the most steps.

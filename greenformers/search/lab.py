@@ -39,7 +39,7 @@ from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.export.measure import PAUSE, QUALITIES, size_of
-from greenformers.export.network import Network
+from greenformers.export.network import LEAST, Network
 from greenformers.export.runtime import RuntimeModel
 from greenformers.export.write import write
 from greenformers.measure.latency import interleaved
@@ -311,8 +311,8 @@ class Lab:
         length = self.length or self.reader.length
         calibration: Any = self.given.calibration
         write(
-            model, folder, [self.runtime], tokenizer=self.reader.tokenizer, calibration=calibration, length=length,
-            few=True,
+            model, folder, [self.runtime], tokenizer=self.reader.tokenizer, calibration=calibration,
+            length=max(LEAST, length), few=True,
         )  # fmt: skip
         file = RuntimeModel(self.runtime, folder, model, self.reader.tokenizer)
         example = Network(model, self.reader.tokenizer).batch(self.batch, length)

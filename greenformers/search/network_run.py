@@ -12,6 +12,7 @@ from rich.console import Console
 
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record, with_ratios
+from greenformers.model.variant import control
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, with_validation
@@ -117,19 +118,25 @@ def find_network(
         Stopped: A signal ended the search early; it can be resumed.
     """
     # What is not as fast as asked for was not trained; another loss chooses among the same networks.
-    same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": job.bound.faster, "minutes": None}]))
+    # Speeds of another machine would be taken for those of this one.
+    there = {name: about.get("machine", {}).get(name) for name in ("cpu", "gpu")}
+    same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": job.bound.faster, "minutes": None}, there]))
     goes_on = resume and (out / ABOUT).is_file()
     if not goes_on:
         check_new(out)
     elif json.loads((out / ABOUT).read_text()) != same:
-        raise ValueError(f"{out.name} holds a search with other settings than these")
+        raise ValueError(f"{out.name} holds a search with other settings than these, or of another machine")
     elif all(place.exists() for place in (out / BEST / run.SCORES, out / RESULTS, out / REPORT)):
         raise ValueError(f"{out.name} has nothing to resume: its search ran to its end")
     with each_alone() as others:
         hurdles, objective = _prepared(base, out, job, told, others)
         others.gathered(None)  # all have seen what is there
         best = _searched(hurdles, out, job, same, others, goes_on=goes_on)
-    settings = hurdles.space.settings(best.genes)
+        settings = hurdles.space.settings(best.genes)
+        before = out / BEST / run.SETTINGS
+        if others.rank == 0 and before.is_file() and run.settings_of(out / BEST, type(settings)) != settings:
+            shutil.rmtree(out / BEST)  # of another loss, or of fewer minutes, which chose another network
+        others.gathered(None)
     for name, chosen in {BASE: base, BEST: settings}.items():
         run.ensure(out / name, chosen, console)
     records = _records(hurdles, base.data, out, objective, about) if first_process() else []
@@ -194,7 +201,10 @@ def _prepared(
                          "snapshots": None, "decoder_layers": None}.items():  # fmt: skip
         if getattr(base, name) != wanted:
             raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
+    if control(base.variant) is not None:
+        raise ValueError(f"variant {base.variant} is a control of lrt, which is not for a search: name another")
     task = base.task()
+    task.objective.size("test")  # on which both networks are scored in the end
     if isinstance(task.objective, ReplacedTokenDetection):
         raise ValueError(
             "a search judges networks by a score, and replaced_token_detection leaves an encoder without one: search "

@@ -25,7 +25,7 @@ from greenformers.measure.latency import interleaved
 from greenformers.model.stack import run
 from greenformers.search.hurdles import Hurdles
 from greenformers.search.network_lab import REPEATS, NetworkLab
-from greenformers.search.network_space import NetworkSpace, with_part
+from greenformers.search.network_space import IDLE, NetworkSpace, with_part
 from greenformers.search.space import Genes
 
 IN_LAYER = ("attention", "rank", "k", "heads", "feed_forward")
@@ -46,11 +46,15 @@ class Shares(nn.Module):
 
     Args:
         counts: Number of values by part.
+
+    Attributes:
+        possible: Which combinations of values have a layer; None for all.
     """
 
     def __init__(self, counts: dict[str, int]) -> None:
         super().__init__()
         self.alphas = nn.ParameterDict({part: nn.Parameter(torch.zeros(count)) for part, count in counts.items()})
+        self.possible: Tensor | None = None
 
     def of(self, part: str) -> Tensor:
         """Shares of the values of a part (values,), which sum to 1."""
@@ -61,7 +65,7 @@ class Shares(nn.Module):
         whole = torch.ones(1)
         for part in parts:
             whole = (whole[:, None] * self.of(part)).flatten()
-        return whole
+        return whole if self.possible is None else whole[self.possible] / whole[self.possible].sum()
 
 
 class MixedLayer(nn.Module):
@@ -143,10 +147,17 @@ def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
 
 
 def likeliest(space: NetworkSpace, shares: Shares) -> list[Genes]:
-    """All networks, the likeliest first."""
-    logs = [shares.of(part).log().tolist() for part in space.values]
-    rows = product(*(range(len(values)) for values in space.values.values()))
-    return sorted(rows, key=lambda row: -sum(of[gene] for of, gene in zip(logs, row, strict=True)))
+    """All networks, the likeliest first; rows that differ in a part without effect are one network."""
+    of = [shares.of(part).tolist() for part in space.values]
+    sums: dict[Genes, float] = {}
+    for row in product(*(range(len(values)) for values in space.values.values())):
+        own: Genes = row
+        for at, part in enumerate(space.values):
+            plain = (*own[:at], space.start[at], *own[at + 1 :])
+            if part in IDLE and own != plain and not space.legal(own) and space.legal(plain):
+                own = plain
+        sums[own] = sums.get(own, 0.0) + math.prod(share[gene] for share, gene in zip(of, row, strict=True))
+    return sorted(sums, key=lambda row: -sums[row])
 
 
 def supernet(space: NetworkSpace, lab: NetworkLab, shares: Shares) -> tuple[PreTrainedModel, list[MixedLayer]]:
@@ -156,12 +167,17 @@ def supernet(space: NetworkSpace, lab: NetworkLab, shares: Shares) -> tuple[PreT
     torch.manual_seed(lab.seed)
     model = lab.objective.build(lab.objective.config(**deepest.sizes()))
     parts = [part for part in IN_LAYER if part in space.values]
-    stacks = []
+    stacks: list[Any] = []
     for values in product(*(space.values[part] for part in parts)):
         settings = deepest
         for part, value in zip(parts, values, strict=True):
             settings = with_part(settings, part, value)
-        stacks.append(stack_of(lab.objective.build(lab.objective.config(**settings.sizes()))).layers)
+        try:
+            stacks.append(stack_of(lab.objective.build(lab.objective.config(**settings.sizes()))).layers)
+        except ValueError:  # each value can be alone; what cannot be together has no share
+            stacks.append(None)
+    shares.possible = torch.tensor([layers is not None for layers in stacks])
+    stacks = [layers for layers in stacks if layers is not None]
     stack = stack_of(model)
     mixed = [MixedLayer(list(layers), shares, parts, depths, at) for at, layers in enumerate(zip(*stacks, strict=True))]
     stack.layers = nn.ModuleList(mixed)

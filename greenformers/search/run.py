@@ -16,10 +16,9 @@ from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, read_parts
-from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by
+from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by, usual_length
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
-from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS, task_of
 from greenformers.data._texts import Texts
@@ -199,7 +198,7 @@ def _prepared(
         raise ValueError(f"{frozen[0]} was applied to the model already: give the model from before")
     features = features_of(model, original)
     texts = KINDS.get(original.main_input_name) == "text"
-    length, lengths = job.at(reach(original) if texts else None, pooling_of(original).length)
+    length, lengths = job.at(reach(original) if texts else None, usual_length(original))
     timed = (lengths or (length,))[0] if texts else None
     if job.lengths != ():
         grid_intensity(job.country)  # raises now if it does not know the country
@@ -209,10 +208,7 @@ def _prepared(
     if texts or tokenizer is not None:
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
-    parts = read_parts(reading, replace(job, length=length), reader)
-    gone = 0
-    if job.heal_texts is not None or job.evaluate is not None:
-        parts, gone = apart(parts)
+    parts, gone = apart(read_parts(reading, replace(job, length=length), reader))
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])
     if count < LEAST:

@@ -11,19 +11,21 @@ from rich.console import Console
 from short import COUNTS, drawn, expressions
 
 from greenformers.arena.baselines import _hashes, baselines, first_token, ngrams
-from greenformers.arena.cell import PRETRAINING, TRAINING, Cell, Settings, tried
+from greenformers.arena.cell import PRETRAINING, TRAINING, Cell, Settings, folder_of, tried
 from greenformers.arena.grid import Plan, _Speed, baselines_of, planned
 from greenformers.arena.inputs import of_images, of_texts
 from greenformers.arena.objectives import Classification, Restoration
 from greenformers.arena.options import SIZES, Grid
 from greenformers.arena.probe import Probes, network
 from greenformers.arena.protocol import TASKS, task_of
+from greenformers.arena.records import records_of
+from greenformers.arena.speed import SPEED
 from greenformers.arena.variants import BASELINE, WINDOW, Variant, every
 from greenformers.arena.windows import control, window_of
 from greenformers.data import Labelled, Split, Splits
 from greenformers.data._kinds import Examples
 from greenformers.measure.limit import OutOfMemory
-from greenformers.measure.record import Record
+from greenformers.measure.record import Record, append, newest
 from greenformers.model.loss import IGNORED
 from greenformers.train.stream import generator
 
@@ -275,3 +277,27 @@ def test_baselines_of_other_inputs_are_made_again(tmp_path: Path) -> None:
     assert planned(grid, tmp_path).parts[0].ended
     assert {len(right) for right in baselines_of("listops", tmp_path).values()} == {COUNTS["test"]}
     assert not planned(replace(grid, limit=10), tmp_path).parts[0].ended
+
+
+def test_what_has_no_room_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> int:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147745800 bytes")
+
+    monkeypatch.setattr("greenformers.arena.probe.flops", full)
+    with pytest.raises(ValueError, match="can't allocate memory"):
+        Probes(Grid(tasks=("listops",), variants=("linformer",))).flops("listops", "linformer")
+
+
+def test_what_was_measured_before_is_of_the_newest_run_too(tmp_path: Path) -> None:
+    drawn(tmp_path)
+    plan = planned(Grid(tasks=("listops",), variants=("transformer",), seeds=1, controls=False, pretrain=False), tmp_path)
+    plan.parts[0].work({}, Console(quiet=True))
+    setting = {"task": "listops", "at": "step", "beside": BASELINE}
+    before = {"time": "2026-01-01", "machine": {"cpu": "slow"}}
+    old = Record.of("train_step", 1.0, benchmark="arena", variant=BASELINE, context=before, setting=setting)
+    place = folder_of(tmp_path, "listops", BASELINE) / SPEED
+    place.parent.mkdir(parents=True, exist_ok=True)
+    append(place, [old])
+    told = newest(records_of(plan, {"time": "2026-02-02"}))
+    assert {"test_accuracy", "flops", "train_step"} <= {record.metric for record in told}
+    assert [r.context["machine"] for r in told if r.metric == "train_step"] == [{"cpu": "slow"}]

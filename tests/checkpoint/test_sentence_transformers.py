@@ -316,3 +316,12 @@ def test_narrower_vectors_are_said_to_be_narrower(bert: Path, tmp_path: Path) ->
     whole = SentenceTransformer(modules=modules, device="cpu")
     with pytest.raises(ValueError, match="take vectors of its hidden size: keep hidden as it is"):
         greenformers.compress(whole, Narrow(hidden=24), texts=sentences(40))
+
+
+def test_an_export_says_how_wide_its_vectors_are(bert: Path, tmp_path: Path) -> None:
+    folder = written(bert, tmp_path / "whole", Pooling(32))
+    model = AutoModel.from_pretrained(folder)
+    words = AutoTokenizer.from_pretrained(folder)
+    greenformers.compress(model, Narrow(hidden=24), texts=sentences(40), tokenizer=words)
+    greenformers.export(model, tmp_path / "out", ["program"])
+    assert json.loads((tmp_path / "out/1_Pooling/config.json").read_text())["embedding_dimension"] == 24

@@ -69,10 +69,25 @@ def test_stopped_it_goes_on_and_both_networks_are_runs(tmp_path: Path, monkeypat
     assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
 
 
+def test_another_best_takes_the_place_of_one_that_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+    out = tmp_path / "found"
+    assert run(monkeypatch, *WORDS, "--out", str(out)) == 0
+    (out / "results.jsonl").unlink()
+    path = out / "best/run.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"hidden": 2 * stored["hidden"]}))
+    assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 0
+    assert json.loads(path.read_text()) == stored
+    (out / "results.jsonl").unlink()
+    monkeypatch.setattr("greenformers.measure.record.machine", lambda: {"cpu": "another", "cores": 1, "threads": 1})
+    assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("--faster", "2x"), "--lose and --faster exclude each other"), (("--strategy", "darts"), "strategy must be one"),
-     (("--vary", "width"), "vary must be of attention"), (("--attentions", "linformr"), "attentions must be of"),
+     (("--vary", "width"), "vary must be of attention"), (("--attentions", "linformr", "--vary", "attention"), "attentions must be of"),
+     (("--attentions", "linformer"), "name it in --vary"), (("--variant", "narrow"), "variant narrow is a control"),
      (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
      (("--patience", "2"), "patience is not for a search"),
      (("--low-rank-training", "muon"), "low_rank_training muon is for low-rank layers"),

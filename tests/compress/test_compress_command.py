@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import listing, refused, refused_unchanged, run
+from models import sentences
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 from zoo import difference, inputs, outputs
@@ -317,3 +318,20 @@ def test_other_words_begin_anew(home: Path, tmp_path: Path, monkeypatch: Patch) 
     assert sum(x.numel() for x in state.values()) < sum(
         x.numel() for x in load_file(left / "step-0" / "model.safetensors").values()
     )
+
+
+def test_what_was_made_before_the_network_became_longer_is_judged_too(
+    home: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "out"), "--keep-layers", "1"]
+    words += ["--attention", "sliding_window", "--attention-option", "window=4", "--attention-length", "60"]
+    words += ["--length", "60", "--lengths", "50", "--evaluate", str(home / "pairs.tsv")]
+    assert run(monkeypatch, *words) == 0
+
+
+def test_repeated_lines_do_not_judge_what_learned_them(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "twice.txt").write_text("\n".join(sentences(60) * 2))
+    words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "out"), "--keep-layers", "1", "--heal", "2"]
+    words += ["--texts", str(tmp_path / "twice.txt"), "--length", "16", "--lengths", ""]
+    assert run(monkeypatch, *words) == 0
+    assert "more to learn from are left out" in (tmp_path / "out" / "README.md").read_text()

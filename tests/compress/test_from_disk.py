@@ -1,6 +1,7 @@
 """From disk to disk: the same as in memory, without the model in memory."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from greenformers.changes import Bits, Int8, LowRank, Product
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
 from greenformers.compress import from_disk
-from greenformers.compress.from_disk import compress_from_disk
+from greenformers.compress.from_disk import carry, compress_from_disk
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.solve import stream
@@ -229,3 +230,15 @@ def test_the_chat_template_comes_along(tmp_path):
     own.save_pretrained(tmp_path / "llama")
     compress_from_disk(tmp_path / "llama", tmp_path / "small", [LowRank(keep=0.5, solver="svd")])
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "small").chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    "name", ["source.spm", "target_vocab.json", "bpe.codes", "normalizer.json", "additional_chat_templates/tool.jinja"]
+)
+def test_every_file_of_a_tokenizer_comes_along(models, tmp_path, name):
+    dense = tmp_path / "dense"
+    shutil.copytree(models["bert"], dense)
+    (dense / name).parent.mkdir(exist_ok=True)
+    (dense / name).write_text("x")
+    carry(dense, None, tmp_path)
+    assert (tmp_path / name).read_text() == "x"

@@ -15,6 +15,7 @@ import greenformers
 from greenformers.changes import Heal, LowRank
 from greenformers.changes._units import ranks_of
 from greenformers.checkpoint.pretrained import features_of, pretrained
+from greenformers.compress import run as running
 from greenformers.compress import side_by_side
 from greenformers.compress.quality import judge
 from greenformers.compress.writing import texts_of
@@ -211,3 +212,12 @@ def test_what_cannot_be_read_is_refused(
         tone(place / "long" / "one" / "0.wav", 300, 1.2)
     line = ["compress", *words.split(), "--out", str(tmp_path / "small"), "--lengths", ""]
     assert message in refused_unchanged(monkeypatch, capsys, place, tmp_path, *line)
+
+
+def test_what_is_said_is_not_cut_by_the_length_of_texts(place: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("greenformers.compress.job.USUAL", 2)
+    seen, check = list[int](), running.check_examples
+    monkeypatch.setattr(running, "check_examples", lambda m, e, r: (seen.append(r.length), check(m, e, r))[1])
+    words = ["compress", str(place / "whisper"), "--evaluate", str(place / "said"), "--lengths", "", "--int8"]
+    assert run(monkeypatch, *words, "--out", str(tmp_path / "out")) == 0
+    assert seen == [24]

@@ -137,6 +137,8 @@ def test_a_language_model_writes_the_same_everywhere(
         ("small --lengths 0", "lengths must be whole numbers from 1 on"),
         ("small --lengths 41", "lengths must be at most 40, the longest input of the model, got 41"),
         ("small --batch 0", "batch must be at least 1, got 0"),
+        ("small --limit 5", "--limit is of texts to calibrate with: give some (--texts)"),
+        ("small --lengths= --batch 2", "--batch is of no use with --lengths"),
         ("t5", "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
         ("./nowhere", "./nowhere is not a folder with a model"),
         (".", "config.json is missing"),

@@ -50,3 +50,17 @@ def test_what_cannot_be_read_is_said(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(genai, "LIBRARY", "a_library_that_is_not_there")
     assert "comes with the extra genai" in genai.add_tokenizer(tmp_path, tmp_path, subwords)
+
+
+def test_texts_of_a_batch_end_together(subwords: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    import openvino
+    import openvino_tokenizers  # noqa: F401  # which makes its operators known
+
+    subwords.pad_token = subwords.pad_token or subwords.eos_token
+    side = subwords.padding_side
+    assert genai.add_tokenizer(tmp_path, tmp_path, subwords) == ""
+    assert subwords.padding_side == side
+    encode = openvino.Core().compile_model(tmp_path / genai.PROGRAMS[0], "CPU")
+    texts = ["bar", "dos kit lun mes nalo"]
+    right = subwords(texts, padding=True, padding_side="left")
+    assert encode(texts)["attention_mask"].tolist() == right["attention_mask"]

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
+from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, plain_words, scores
 
 pytest.importorskip("jiwer", reason="the speech extra is not installed")
 
@@ -164,3 +164,11 @@ def test_wrong_tensors():
         bootstrap(two, two, draws=0)
     with pytest.raises(ValueError, match=r"^edits must be of the same utterances, got \(2,\) and \(1,\)$"):
         bootstrap_difference(two, two[:1], two)
+
+
+def test_marks_of_letters_stay() -> None:
+    assert plain_words("हिन्दी, में!") == "हिन्दी में"
+    assert plain_words("e\u0301te\u0301.") == "e\u0301te\u0301"
+    assert plain_words("की") != plain_words("का")
+    assert plain_words("Don't -- stop_it.") == "don't stop_it"
+    assert plain_words("?!") == "?!"

@@ -315,3 +315,12 @@ def test_a_mechanism_without_a_rank_has_its_line_too() -> None:
 def test_long_names_are_broken_where_they_are_put_together() -> None:
     assert broken("lrt+linformer") == "lrt+linformer"
     assert broken("lrt+synthesizer_factorized_dense") == "lrt+synthesizer_\nfactorized_dense"
+
+
+@pytest.mark.usefixtures("unsettled")
+def test_a_variant_that_lacks_a_length_moves_no_name() -> None:
+    every = records(("train_step",), lengths=(1024, 4096))
+    some = [r for r in every if (r.variant, r.setting["length"]) != ("transformer (eager)", 4096)]
+    (picture,) = (drawn for drawn in study.pictures(some) if drawn.name == "rates")
+    named = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
+    assert named == ["transformer (eager)", "lrt", "linformer", "lrt+linformer"]

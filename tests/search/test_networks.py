@@ -408,3 +408,42 @@ def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, monkeyp
 def test_what_one_network_cannot_hold_is_refused(digits, vary, said):
     with pytest.raises(ValueError, match=said):
         parts_of(NetworkSpace.of(Settings(), digits, vary))
+
+
+def test_data_without_a_test_split_are_refused_before_the_search(tmp_path):
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.tsv").write_text("sentence\tlabel\n" + "good film\t1\nbad film\t0\n" * 20)
+    base = Settings(data="sst2", folder=str(tmp_path), tokenizer="words", steps=5, batch=8, layers=1)
+    job = NetworkJob(Bound(lose=0.03), vary=("layers",), attentions=("full",))
+    with pytest.raises(ValueError, match="no test split"):
+        _prepared(base, tmp_path / "out", job, lambda *_: None, Others())
+
+
+def test_more_quality_than_before_counts(tmp_path):
+    search = hurdles(tmp_path, Bound(faster=2.0))
+    little, much = (Trial((0,) * 6, RUNGS[-1], 2.5, lost) for lost in (-0.001, -0.05))
+    assert search.merit(much) > search.merit(little) > search.merit(replace(little, lost=0.0))
+
+
+def test_a_part_without_effect_takes_no_share(digits):
+    space = NetworkSpace.of(Settings(variant="linformer"), digits, ("attention", "k"), ("linformer", "full"))
+    shares = Shares({part: len(values) for part, values in space.values.items()})
+    full, k = space.values["attention"].index("full"), list(space.values).index("k")
+    other = next(at for at in range(len(space.values["k"])) if at != space.start[k])
+    with torch.no_grad():
+        shares.alphas["attention"][full] = 0.4  # likelier than linformer
+        shares.alphas["k"][other] = 1.0
+    best = next(row for row in likeliest(space, shares) if space.legal(row))
+    assert space.settings(best).variant == "transformer"
+
+
+def test_one_network_of_all_leaves_out_what_cannot_be():
+    base = Settings(pool=2, limit=120, layers=1, batch=16)
+    small = with_validation(base.task().objective)
+    space = NetworkSpace.of(base, small, ("attention", "k"), ("full", "linformer"))
+    shares = Shares({part: len(values) for part, values in space.values.items()})
+    lab = NetworkLab(space, small, 0)
+    model, _ = supernet(space, lab, shares)
+    assert not shares.possible.all(), "17 positions have no 32 projected ones"
+    assert shares.combined([part for part in ("attention", "k") if part in space.values]).sum().item() == pytest.approx(1)
+    assert model(**lab.batch(model)).logits.isfinite().all()
