@@ -22,7 +22,7 @@ from greenformers._torch import block_mask, in_transform
 from greenformers.attention._aligned import finite, left_padding, moved, moved_back, text_of
 from greenformers.attention._contract import Attention, Shape, check_fit
 from greenformers.attention._dense import dense_attention, of_groups
-from greenformers.attention._flex import flex
+from greenformers.attention._flex import LEAST_WIDTH, LENGTHS, flex
 from greenformers.attention._tiled_op import Columns, tiled_attention
 from greenformers.attention._tiles import Tiling, bias_of, groups
 
@@ -269,11 +269,12 @@ class BlockSparse(Attention):
         )  # fmt: skip
 
     def by_kernel(self, q: Tensor) -> bool:
-        """Whether FlexAttention computes it: on a GPU, for whole sequences, without dropout and labels.
+        """Whether FlexAttention computes it: on a GPU, for whole sequences and heads wide enough, without dropout and labels.
 
         In decoding it would compile a kernel for every length.
         """
-        return q.is_cuda and q.shape[2] > 1 and not self.drop() and self.labels() is None
+        fits = q.is_cuda and q.shape[2] > 1 and q.shape[3] >= LEAST_WIDTH
+        return fits and not self.drop() and self.labels() is None
 
     def _by_pairs(
         self,
@@ -324,14 +325,17 @@ class BlockSparse(Attention):
             k, v = torch.cat([columns.k, k], 2), torch.cat([columns.v, v], 2)
         sizes = (q.shape[2], k.shape[2], count, offset, length, q.device)
         if sizes not in self._masks:
-            nowhere = torch.zeros(length, dtype=torch.bool, device=q.device)
-            self.prepare(k.shape[2] - count, q.device)
+            if len(self._masks) >= LENGTHS:
+                self._masks.pop(next(iter(self._masks)))  # the oldest
+            with torch.inference_mode(False):  # what is made in it could not be saved for a later backward pass
+                nowhere = torch.zeros(length, dtype=torch.bool, device=q.device)
+                self.prepare(k.shape[2] - count, q.device)
 
-            def sees(_: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
-                key = (j - count).clamp(min=0) + offset
-                return (j < count) | self.sees(i + past + offset, key, head, nowhere, length)
+                def sees(_: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+                    key = (j - count).clamp(min=0) + offset
+                    return (j < count) | self.sees(i + past + offset, key, head, nowhere, length)
 
-            self._masks[sizes] = block_mask(sees, q.shape[1], q.shape[2], k.shape[2], q.device)
+                self._masks[sizes] = block_mask(sees, q.shape[1], q.shape[2], k.shape[2], q.device)
         return flex(q, k, v, key_mask, self._masks[sizes])
 
     def prepare(self, keys: int, device: torch.device) -> None:

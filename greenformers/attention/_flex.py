@@ -27,6 +27,12 @@ def flex(q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, mask: BlockMa
     return out
 
 
+LEAST_WIDTH = 16
+"""Least width of a head that the kernel takes on a GPU."""
+
+LENGTHS = 64
+"""Numbers of positions of which a pattern keeps the masks of blocks: each layer has its own, of N^2 / 128^2 numbers."""
+
 TABLE, ROWS = 2**28, 128
 """Biases by distance that exist at a time, of a multiple of so many queries."""
 

@@ -17,7 +17,7 @@ from greenformers.attention._aligned import finite, is_compiled, is_traced
 from greenformers.attention._base2 import LN2
 from greenformers.attention._by_distance import tiled, without_keys
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
-from greenformers.attention._flex import flex_by_distance
+from greenformers.attention._flex import LEAST_WIDTH, flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles
 
@@ -100,7 +100,7 @@ class Relative(Attention):
             none = without_keys(key_mask, N, causal=self.shape.causal)
         dropout = self.dropout if self.training else 0.0
         scale = q.shape[3] ** -0.5 / LN2
-        if on_gpu(q) and not dropout and not is_compiled():
+        if on_gpu(q) and q.shape[3] >= LEAST_WIDTH and not dropout and not is_compiled():
             return self._by_flex(q, k, v, key_mask)
         with full_precision(q):
             x = exact(q)

@@ -20,7 +20,7 @@ from greenformers.attention._aligned import finite, is_compiled, is_counted, is_
 from greenformers.attention._by_distance import by_distance
 from greenformers.attention._contract import Attention, Shape, check_fit, exact, on_gpu
 from greenformers.attention._dense import kernels
-from greenformers.attention._flex import flex_by_distance
+from greenformers.attention._flex import LEAST_WIDTH, flex_by_distance
 from greenformers.attention._reference import seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, HIDDEN, in_tiles
 
@@ -197,7 +197,9 @@ class AdaptiveSpan(Attention):
         N, M = q.shape[2], k.shape[2]
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
-        kept_queries = key_mask if query_mask is None and N == M else query_mask
+        kept_queries = query_mask
+        if query_mask is None and key_mask is not None:  # queries are the last of the keys
+            kept_queries = key_mask[:, M - N :]
         z = self._z(q, inputs, kept_queries)
         back = self._reach(z, kept_queries)
         ahead = 0 if self.shape.causal else back
@@ -255,7 +257,7 @@ class AdaptiveSpan(Attention):
         x, seen, rows = self._places(torch.arange(M - 1, lowest - 1, -1, device=q.device))
         bias, vectors = self._log_mask(x, seen, z[0], HIDDEN), self.p[rows] if self.position_term else None
         dropout = self.dropout if self.training else 0.0
-        if on_gpu(q) and not dropout and not is_compiled():
+        if on_gpu(q) and q.shape[3] >= LEAST_WIDTH and not dropout and not is_compiled():
             scaled = q * q.shape[3] ** -0.5
 
             def biases(at: slice, some: slice) -> Tensor:

@@ -16,6 +16,7 @@ from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite, first_of, is_traced, length_of, text_of
 from greenformers.attention._block_sparse import BlockSparse
 from greenformers.attention._contract import Shape
+from greenformers.attention._flex import LENGTHS
 from greenformers.attention._reference import over_pairs
 from greenformers.attention._tiles import Tiling
 
@@ -150,6 +151,8 @@ class Bigbird(BlockSparse):
 
     def prepare(self, keys: int, device: torch.device) -> None:  # noqa: D102
         tiles = -(-keys // self.block)
+        if len(self._prepared) >= LENGTHS:
+            self._prepared.pop(next(iter(self._prepared)))  # the oldest
         self._prepared[tiles, device] = self.extra_blocks(tiles, device)
 
     def extra_blocks(self, tiles: int, device: torch.device) -> Tensor | None:

@@ -13,7 +13,7 @@ from greenformers.attention._aligned import finite, is_compiled
 from greenformers.attention._by_distance import by_distance, without_keys
 from greenformers.attention._contract import Attention, Shape, check_fit, on_gpu
 from greenformers.attention._dense import attention_weights, dense_attention, of_groups
-from greenformers.attention._flex import flex_by_distance
+from greenformers.attention._flex import LEAST_WIDTH, flex_by_distance
 from greenformers.attention._reference import dot_products, seen_keys, weighted_mean
 from greenformers.attention._relative_tiles import FEW, in_tiles
 from greenformers.position import Position, falling
@@ -89,7 +89,7 @@ class Full(Attention):
             bias = None if pairs.dtype == torch.bool else pairs.to(q.dtype).masked_fill(~visible, 0.0)
         if relative is not None and self._by_distance(q, k, relative, pairs):
             vectors, bias = relative.of_distances(falling(q.shape[2], k.shape[2], q.device, causal=self.shape.causal))
-            if on_gpu(q) and not dropout and not is_compiled():
+            if on_gpu(q) and q.shape[3] >= LEAST_WIDTH and not dropout and not is_compiled():
                 return self._by_flex(q, k, v, key_mask, vectors, bias)
             out = by_distance(
                 q, k, v, key_mask, vectors=vectors, bias=bias, causal=self.shape.causal, dropout=dropout

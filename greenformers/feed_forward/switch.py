@@ -10,6 +10,7 @@ expert computes one product with its own rows, and one without rows none; the on
 listing, whose two products take O(k N^2 d), is never made.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -219,7 +220,10 @@ class Switch(FeedForward):
             lengths = torch.full_like(lengths, self.size.max_len or 0)
         factor = self.capacity[0 if self.training else 1] * self.k / self.experts
         # Rounded up, but not for the last digit of a product such as 1.1 * 10.
-        most = (lengths.double() * factor - 1e-9).ceil().clamp(min=self.least)
+        # In Python: some accelerators have no float64.
+        longest = max(length, self.size.max_len or 0)
+        table = [max(self.least, math.ceil(count * factor - 1e-9)) for count in range(longest + 1)]
+        most = torch.tensor(table, device=held.device)[lengths.long()]
         over = _places(by_sequence, self.experts) >= most[:, None]
         return by_sequence.masked_fill(over, self.experts).view_as(held)
 

@@ -139,10 +139,20 @@ class ExpertsLinear(nn.Module):
     """
 
     bias: nn.Parameter | None
+    std: float | None = None
+    """The standard deviation that weights are drawn with; None where nobody draws them."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, *, transposed: bool = False) -> None:
         super().__init__()
         self.weight, self.bias, self.transposed = weight, bias, transposed
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, and set biases to 0, where these are drawn at all."""
+        if self.std is None:
+            return
+        draw_truncated(self.weight, self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     @property
     def matrices(self) -> Float[Tensor, "E m n"]:
@@ -249,27 +259,31 @@ def draw_experts(layer: nn.Module, std: float) -> None:
     """Draw weights by `draw_truncated`, and set biases to 0.
 
     The factors of a low-rank layer are drawn so that their product has that deviation, as `LED.reset_parameters` does.
-    Layers of another kind (int8, say) keep what they hold.
+    Layers of another kind (int8, say) keep what they hold. A network that is loaded without some of them draws these.
     """
     if isinstance(layer, ExpertsLED):
         n = layer.in_features
-        draw_truncated(layer.encoders.weight, n**-0.5)
-        draw_truncated(layer.decoders.weight, std * (n / layer.rank) ** 0.5)
+        layer.encoders.std, layer.decoders.std = n**-0.5, std * (n / layer.rank) ** 0.5
+        layer.encoders.reset_parameters()
+        layer.decoders.reset_parameters()
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     elif isinstance(layer, ExpertsLinear):
-        draw_truncated(layer.weight, std)
-    else:
-        return
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
+        layer.std = std
+        layer.reset_parameters()
 
 
 def draw_truncated(weight: Tensor, std: float) -> None:
     """Draw a weight from a normal distribution of this standard deviation, cut at two of them.
 
     By its quantiles: x = std sqrt(2) erfinv(u), u uniform in (-erf(sqrt 2), erf(sqrt 2)). `torch.nn.init` draws all of
-    a tensor again until none is beyond, ten times as long for experts of 2 million weights.
+    a tensor again until none is beyond, ten times as long for experts of 2 million weights. What was loaded stays.
     """
-    if not weight.is_meta:
-        bound = math.erf(2**0.5)
-        with torch.no_grad():
+    if weight.is_meta or is_fake(weight):
+        return
+    with torch.no_grad():
+        # After loading, transformers makes the functions of `torch.nn.init` skip what was loaded.
+        nn.init.constant_(weight, math.nan)
+        if bool(weight.isnan().all()):
+            bound = math.erf(2**0.5)
             weight.uniform_(-bound, bound).erfinv_().mul_(std * 2**0.5).clamp_(-2 * std, 2 * std)

@@ -47,6 +47,7 @@ class Extras(NamedTuple):
         attentions: List that attention weights are appended to; None: they are not computed.
         inputs: Inputs of the layer at the queries (B, N, d), for mechanisms that take them.
         new: Number of new positions of the sequence, of which some may have no query.
+        query_mask: True = keep (B, N), for mechanisms that take inputs, where a memory stands before the sequence.
     """
 
     global_mask: Bool[Tensor, "B N"] | None = None
@@ -57,6 +58,7 @@ class Extras(NamedTuple):
     attentions: list[Tensor] | None = None
     inputs: Float[Tensor, "B N d"] | None = None
     new: int = 0
+    query_mask: Bool[Tensor, "B N"] | None = None
 
 
 WithoutCache = Callable[[Projected, Codes, KeyMask, Extras], Mixed]
@@ -209,6 +211,8 @@ def _call(block: Projected, given: dict[str, Tensor], key_mask: KeyMask, extras:
         further["pairs"] = extras.pairs
     if mechanism.takes_inputs:
         further["inputs"] = extras.inputs
+        if extras.query_mask is not None:
+            further["query_mask"] = extras.query_mask
     if extras.choice is not None and mechanism.chooses:
         if not extras.choice:
             extras.choice["choice"] = mechanism.choose(**given, key_mask=key_mask)

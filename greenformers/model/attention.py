@@ -104,6 +104,7 @@ class SelfAttention(Projected):
             raise ValueError(
                 f"{type(mechanism).__name__} takes no mask of queries and keys: it must be (B, M), of keys alone"
             )
+        asks = None if key_mask is None or memory is None else key_mask[:, -x.shape[1] :]
         if memory is None and last and cache is not None and self.asks_apart and attentions is None:
             codes = self.codes(x[:, -last:], "q") | self.codes(x, "k", "v")
         elif memory is None:
@@ -121,7 +122,7 @@ class SelfAttention(Projected):
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
         queries = x[:, -last:] if "q" in codes and codes["q"].shape[1] < x.shape[1] else x
-        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries, x.shape[1])
+        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries, x.shape[1], asks)
         if cache is None:
             without_cache = self.without_cache if attentions is None else plain
             out, loss = without_cache(self, codes, key_mask, extras)

@@ -16,6 +16,7 @@ from greenformers.attention import Attention
 from greenformers.attention._aligned import first_of
 from greenformers.depth import Depth
 from greenformers.feed_forward import FeedForward
+from greenformers.lowrank.experts import ExpertsLED, ExpertsLinear
 from greenformers.lowrank.linear import LED, HeadLED, draw
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
@@ -167,8 +168,10 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters(std)
         elif isinstance(module, HeadLED):
             module.draw_decoder(std)
-        elif isinstance(module, LED) and module.bias is not None:
+        elif isinstance(module, LED | ExpertsLED) and module.bias is not None:
             nn.init.zeros_(module.bias)
+        elif isinstance(module, ExpertsLinear):
+            module.reset_parameters()
         elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward | Depth):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):

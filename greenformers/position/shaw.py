@@ -56,14 +56,20 @@ class Shaw(Position):
                 nn.init.normal_(parameter, std=std)
 
     def added(self, q: Float[Tensor, "B H N D"], keys: int) -> Float[Tensor, "B H N M"]:  # noqa: D102
-        by_vector = q @ self.keys.to(q.dtype).T * q.shape[3] ** -0.5  # (B, H, N, 2k + 1)
-        return by_vector.gather(3, self._vectors(q.shape[2], keys, q.device).expand(*q.shape[:2], -1, -1))
+        by_vector = (q @ self.keys.to(q.dtype).T * q.shape[3] ** -0.5).to(_wide(q))  # (B, H, N, 2k + 1)
+        return by_vector.gather(3, self._vectors(q.shape[2], keys, q.device).expand(*q.shape[:2], -1, -1)).to(q.dtype)
 
     def values(self, weights: Float[Tensor, "B H N M"]) -> Float[Tensor, "B H N D"]:  # noqa: D102
         index = self._vectors(weights.shape[2], weights.shape[3], weights.device).expand_as(weights)
-        by_vector = weights.new_zeros(*weights.shape[:3], len(self.of_values)).scatter_add(3, index, weights)
+        by_vector = weights.new_zeros(*weights.shape[:3], len(self.of_values), dtype=_wide(weights))
+        by_vector = by_vector.scatter_add(3, index, weights.to(by_vector.dtype)).to(weights.dtype)
         return by_vector @ self.of_values.to(weights.dtype)
 
     def _vectors(self, queries: int, keys: int, device: torch.device) -> Int[Tensor, "N M"]:
         """Row of the vectors for each query and key."""
         return (-distances(queries, keys, device)).clamp(-self.clip, self.clip) + self.clip
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The type of sums of many numbers: of halves a GPU would round each addition, so that the sum stops growing."""
+    return torch.promote_types(x.dtype, torch.float32)

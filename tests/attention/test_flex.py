@@ -117,6 +117,32 @@ def test_lengths_have_masks_of_their_own_which_are_kept(on_kernel):
     assert len(module._masks) == 2
 
 
+def test_narrow_heads_are_left_to_the_tiles():
+    assert mechanism("sliding_window").by_kernel(SimpleNamespace(is_cuda=True, shape=(2, 3, 11, 16)))
+    assert not mechanism("sliding_window").by_kernel(SimpleNamespace(is_cuda=True, shape=(2, 3, 11, 8)))
+
+
+@pytest.mark.usefixtures("untraced")
+def test_masks_made_in_inference_serve_training(on_kernel):
+    module = mechanism("bigbird", block=4)
+    on_kernel(module)
+    with torch.inference_mode():
+        module(*drawn(61, 61))
+    (mask,) = module._masks.values()
+    assert not mask.kv_num_blocks.is_inference()
+    assert not any(x.is_inference() for x in module._prepared.values() if x is not None)
+
+
+@pytest.mark.usefixtures("untraced")
+def test_few_masks_are_kept(on_kernel, monkeypatch):
+    monkeypatch.setattr("greenformers.attention._block_sparse.LENGTHS", 3)
+    module = mechanism("bigbird", block=4)
+    on_kernel(module)
+    for length in (20, 24, 28, 32, 36):
+        module(*drawn(length, length))
+    assert [sizes[0] for sizes in module._masks] == [28, 32, 36]
+
+
 @pytest.mark.usefixtures("untraced")
 def test_a_mechanism_that_has_run_is_copied_and_saved(monkeypatch):
     module, inputs = mechanism("bigbird", block=4), drawn(29, 29)
@@ -127,7 +153,7 @@ def test_a_mechanism_that_has_run_is_copied_and_saved(monkeypatch):
 
 
 def test_labels_and_dropout_are_left_to_the_tiles():
-    on_accelerator = SimpleNamespace(is_cuda=True, shape=(2, 3, 11, 5))
+    on_accelerator = SimpleNamespace(is_cuda=True, shape=(2, 3, 11, 16))
     assert mechanism("etc").by_kernel(on_accelerator)
     assert not mechanism("etc", clip=2).by_kernel(on_accelerator)
     dropping = mechanism("cascade", dropout=0.1)

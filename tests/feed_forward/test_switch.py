@@ -531,3 +531,14 @@ def test_reloaded_in_a_fresh_process(tmp_path: Path):
     with torch.no_grad():
         save_file({"ids": tokens(), "logits": model(tokens()).logits}, tmp_path / "expected.safetensors")
     assert printed(FRESH, tmp_path).endswith("Switch (1.0, 1.5)\n")
+
+
+def test_capacity_needs_no_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = block(capacity=0.6, least=1).float().eval()
+    expected = module(inputs().float(), padded(13, 6, 9))
+
+    def refused(_: torch.Tensor) -> torch.Tensor:
+        raise TypeError("no float64 here")
+
+    monkeypatch.setattr(torch.Tensor, "double", refused)
+    assert torch.equal(module(inputs().float(), padded(13, 6, 9)), expected)

@@ -107,3 +107,21 @@ def test_tokens_start_as_large_as_the_waves_beside_them(kind, std):
     model = kind(config(vocab_size=211, hidden_size=129, position="sinusoidal", initializer_range=std))
     word = model.get_input_embeddings()
     torch.testing.assert_close(word.weight.std(), torch.tensor(129**-0.5), atol=0, rtol=0.05)
+
+
+def test_experts_that_a_checkpoint_lacks_are_drawn_and_others_stay(tmp_path, monkeypatch):
+    saved = GreenformerForMaskedLM(config(feed_forward="switch"))
+    saved.save_pretrained(tmp_path)
+    plain = torch.empty_like
+
+    def garbage(*given, **more):
+        x = plain(*given, **more)
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(torch, "empty_like", garbage)
+    model = GreenformerForMaskedLM.from_pretrained(tmp_path, rank={"up": 4})
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    before, after = saved.state_dict(), model.state_dict()
+    same = [name for name in after if name in before]
+    assert any("experts" in name or "down" in name for name in same)
+    assert all(after[name].equal(before[name]) for name in same)

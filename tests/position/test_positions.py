@@ -269,3 +269,18 @@ def test_logarithms_of_distances_in_t5():
     assert torch.equal(kind.bucket(at), expected)
     assert kind.bucket(torch.tensor([127, 128, 299])).tolist() == [31, 31, 31]
     assert math.isclose(kind.biases.std().item(), 0.5, rel_tol=0.5)
+
+
+def test_sums_of_shaw_are_of_float32(monkeypatch):
+    """Of 2,048 equal weights in bfloat16 a GPU, which rounds each addition, would sum an eighth."""
+    kind, seen = build("shaw", Place(4, 1, 4, 2048, causal=True)), []
+    plain = torch.Tensor.scatter_add
+
+    def noted(x, *given):
+        seen.append(x.dtype)
+        return plain(x, *given)
+
+    monkeypatch.setattr(torch.Tensor, "scatter_add", noted)
+    out = kind.values(torch.full((1, 1, 1, 2048), 2.0**-11).bfloat16())
+    assert seen == [torch.float32]
+    assert out.dtype == torch.bfloat16
