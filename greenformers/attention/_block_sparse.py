@@ -269,9 +269,9 @@ class BlockSparse(Attention):
         )  # fmt: skip
 
     def by_kernel(self, q: Tensor) -> bool:
-        """Whether FlexAttention computes it: on a GPU, for whole sequences and heads wide enough, without dropout and labels.
+        """Whether FlexAttention computes it: on a GPU, for whole sequences, without dropout and labels.
 
-        In decoding it would compile a kernel for every length.
+        Its kernel takes no heads narrower than `LEAST_WIDTH`. In decoding it would compile one for every length.
         """
         fits = q.is_cuda and q.shape[2] > 1 and q.shape[3] >= LEAST_WIDTH
         return fits and not self.drop() and self.labels() is None

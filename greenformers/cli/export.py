@@ -34,7 +34,9 @@ def export(
         float | None,
         typer.Option(help="Per cent of the model's quality on --texts that a file may lose; else nothing is written."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Largest number of texts to calibrate with; by default 300.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Largest number of texts to calibrate with; by default 300.")
+    ] = None,
     length: Annotated[
         int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
     ] = None,

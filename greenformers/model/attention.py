@@ -122,7 +122,9 @@ class SelfAttention(Projected):
             raise ValueError("rotation must be given to a layer whose positions are rotary")
         turn = (position, rotation) if turns and position is not None and rotation is not None else None
         queries = x[:, -last:] if "q" in codes and codes["q"].shape[1] < x.shape[1] else x
-        extras = Extras(global_mask, choice, turn, None if turns else position, pairs, attentions, queries, x.shape[1], asks)
+        extras = Extras(
+            global_mask, choice, turn, None if turns else position, pairs, attentions, queries, x.shape[1], asks
+        )
         if cache is None:
             without_cache = self.without_cache if attentions is None else plain
             out, loss = without_cache(self, codes, key_mask, extras)

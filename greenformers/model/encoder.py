@@ -170,9 +170,7 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             module.draw_decoder(std)
         elif isinstance(module, LED | ExpertsLED) and module.bias is not None:
             nn.init.zeros_(module.bias)
-        elif isinstance(module, ExpertsLinear):
-            module.reset_parameters()
-        elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward | Depth):
+        elif isinstance(module, Attention | blocks.Block | blocks.Convolution | FeedForward | Depth | ExpertsLinear):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
             draw(module, std)

@@ -105,7 +105,7 @@ class Hurdles:
             self.train_all(above, upper, lambda: self.over)
 
     def merit(self, trial: Trial) -> float:
-        """How good a trial is; many a network is better than that of the settings, and the best of them is looked for."""
+        """How good a trial is; of networks that are better than that of the settings, the better they are."""
         gain = log1p(max(0.0, -trial.lost) / EPSILON) if self.plan.bound.lose is None else 0.0
         return self.plan.bound.merit(trial.speed, trial.lost, STRICT) + gain
 

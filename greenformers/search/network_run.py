@@ -204,12 +204,12 @@ def _prepared(
     if control(base.variant) is not None:
         raise ValueError(f"variant {base.variant} is a control of lrt, which is not for a search: name another")
     task = base.task()
-    task.objective.size("test")  # on which both networks are scored in the end
     if isinstance(task.objective, ReplacedTokenDetection):
         raise ValueError(
             "a search judges networks by a score, and replaced_token_detection leaves an encoder without one: search "
             "with the objective of the task that it is for"
         )
+    task.objective.size("test")  # on which both networks are scored in the end
     objective = with_validation(task.objective)
     steps = base.schedule.stream(objective).steps
     low_rank.check(task.network(), base.low_rank_training, steps)  # a network of the settings can be

@@ -8,8 +8,8 @@ say, hardly touches the rest, so that two such changes gain less together than t
 fewer layers and a smaller width touch both. The parameters are those of greatest posterior density of log T with normal
 noise and priors, by Levenberg and Marquardt's method.
 
-In six hours of search of MiniLM-L6, each recipe foreseen by seven eighths of the others, the error was 3 % in the median
-and above 9 % in one of ten; by the numbers of the settings, from 0 to 1, 5.6 and 17 %.
+In six hours of search of MiniLM-L6, each recipe foreseen by seven eighths of the others, the error was 3 % in the
+median and above 9 % in one of ten; by the numbers of the settings, from 0 to 1, 5.6 and 17 %.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ NOISE = 0.08
 """Standard deviation of log T as it is measured."""
 
 OF_PRODUCTS, OF_THE_REST = ((0.0, 1.0), (-log(2), 0.3)), ((0.0, 0.1), (0.0, 0.5))
-"""Means and standard deviations of f' and of f'': half of the work takes products half of the time; the rest is as it was,
-or less."""
+"""Means and standard deviations of f' and of f'': half of the work takes products half of the time; the rest is as it
+was, or less."""
 
 SHARE = 1.5, 1.0
 """The logit of u, the share of products: its mean and standard deviation."""

@@ -279,7 +279,7 @@ def test_baselines_of_other_inputs_are_made_again(tmp_path: Path) -> None:
     assert not planned(replace(grid, limit=10), tmp_path).parts[0].ended
 
 
-def test_what_has_no_room_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: object) -> int:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147745800 bytes")
 
@@ -290,7 +290,9 @@ def test_what_has_no_room_is_refused_in_words(tmp_path: Path, monkeypatch: pytes
 
 def test_what_was_measured_before_is_of_the_newest_run_too(tmp_path: Path) -> None:
     drawn(tmp_path)
-    plan = planned(Grid(tasks=("listops",), variants=("transformer",), seeds=1, controls=False, pretrain=False), tmp_path)
+    plan = planned(
+        Grid(tasks=("listops",), variants=("transformer",), seeds=1, controls=False, pretrain=False), tmp_path
+    )
     plan.parts[0].work({}, Console(quiet=True))
     setting = {"task": "listops", "at": "step", "beside": BASELINE}
     before = {"time": "2026-01-01", "machine": {"cpu": "slow"}}

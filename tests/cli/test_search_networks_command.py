@@ -86,7 +86,8 @@ def test_another_best_takes_the_place_of_one_that_was_stopped(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("words", "said"),
     [(("--faster", "2x"), "--lose and --faster exclude each other"), (("--strategy", "darts"), "strategy must be one"),
-     (("--vary", "width"), "vary must be of attention"), (("--attentions", "linformr", "--vary", "attention"), "attentions must be of"),
+     (("--vary", "width"), "vary must be of attention"),
+     (("--attentions", "linformr", "--vary", "attention"), "attentions must be of"),
      (("--attentions", "linformer"), "name it in --vary"), (("--variant", "narrow"), "variant narrow is a control"),
      (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
      (("--patience", "2"), "patience is not for a search"),

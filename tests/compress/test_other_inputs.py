@@ -1,6 +1,7 @@
 """Models of images, of recordings, and encoder-decoders: calibrated, healed, judged and saved with their own inputs."""
 
 import copy
+import importlib
 import shutil
 from pathlib import Path
 
@@ -215,7 +216,7 @@ def test_what_cannot_be_read_is_refused(
 
 
 def test_what_is_said_is_not_cut_by_the_length_of_texts(place: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("greenformers.compress.job.USUAL", 2)
+    monkeypatch.setattr(importlib.import_module("greenformers.compress.job"), "USUAL", 2)
     seen, check = list[int](), running.check_examples
     monkeypatch.setattr(running, "check_examples", lambda m, e, r: (seen.append(r.length), check(m, e, r))[1])
     words = ["compress", str(place / "whisper"), "--evaluate", str(place / "said"), "--lengths", "", "--int8"]
