@@ -197,9 +197,7 @@ class AdaptiveSpan(Attention):
         N, M = q.shape[2], k.shape[2]
         if not self.shape.causal and N != M:
             raise ValueError(f"there must be as many queries as keys, got {N} and {M}")
-        kept_queries = query_mask
-        if query_mask is None and key_mask is not None:  # queries are the last of the keys
-            kept_queries = key_mask[:, M - N :]
+        kept_queries = key_mask if query_mask is None and N == M else query_mask
         z = self._z(q, inputs, kept_queries)
         back = self._reach(z, kept_queries)
         ahead = 0 if self.shape.causal else back

@@ -284,7 +284,7 @@ def test_what_has_no_room_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147745800 bytes")
 
     monkeypatch.setattr("greenformers.arena.probe.flops", full)
-    with pytest.raises(ValueError, match="can't allocate memory"):
+    with pytest.raises(ValueError, match="memory"):
         Probes(Grid(tasks=("listops",), variants=("linformer",))).flops("listops", "linformer")
 
 

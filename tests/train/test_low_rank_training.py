@@ -149,7 +149,7 @@ def test_muon_is_muon_at_ten_times_the_rate_unless_a_rate_is_given() -> None:
 def test_spectral_starts_so_and_decays_products_in_place_of_factors() -> None:
     model = network()[1]
     begin_spectral(model, generator(0, 7))
-    still, _ = trained("spectral", steps=1, learning_rate=1e-30)
+    still, _ = trained("spectral", steps=1, clip=1e-30, weight_decay=0.0)
     for name, x in model.named_parameters():
         torch.testing.assert_close(still[name], x.detach(), rtol=0, atol=1e-20)
     free, _ = trained("spectral", steps=1, warmup=0.0, weight_decay=0.0)
