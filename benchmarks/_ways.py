@@ -302,7 +302,7 @@ def train_times(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, R
         return call
 
     calls = {name: steps(own) for name, own in settings.items()}
-    timings = interleaved(calls, repeats=3 if run.quick else ROUNDS, warmup=1, device=device)
+    timings = interleaved(calls, repeats=15 if run.quick else ROUNDS, warmup=3, device=device)
     records = {}
     for name, timing in timings.items():
         rounds = zip(timings[DENSE].samples, timing.samples, strict=True)
