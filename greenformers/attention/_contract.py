@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers._torch import is_fake
-
 Role = Literal["k", "v"]
 
 Project = Callable[[Tensor, Sequence[str]], list[Tensor]]
@@ -373,20 +371,6 @@ def check_fit(
             raise ValueError(f"{name} must be a bool tensor ({batch}, {length}), got {mask.dtype} {tuple(mask.shape)}")
     if shape.causal and keys < queries:
         raise ValueError(f"causal attention needs at least as many keys as queries, got {keys} and {queries}")
-
-
-def set_(tensor: Tensor, values: Tensor) -> None:
-    """Initialise a parameter or buffer with these values, unless it was loaded from a checkpoint.
-
-    transformers initialises modules with parameters missing in a checkpoint, and meanwhile makes the functions of
-    `torch.nn.init` skip loaded tensors: whether they skip this one is tested by filling it with NaN.
-    """
-    if tensor.is_meta or is_fake(tensor):
-        return
-    nn.init.constant_(tensor, torch.nan)
-    with torch.no_grad():
-        if bool(tensor.isnan().all()):
-            tensor.copy_(values)
 
 
 def drawn_by(seed: int, shape: Shape, step: int = 0) -> torch.Generator:

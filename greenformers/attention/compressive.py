@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Project, Shape, set_
+from greenformers._initial import set_
+from greenformers.attention._contract import Project, Shape
 from greenformers.attention._relative import Relative
 from greenformers.attention._relative import reference as reference
 

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from greenformers._initial import set_
 from greenformers.attention._aligned import finite_queries, left_padding, moved, text_of
-from greenformers.attention._contract import Attention, Role, Shape, check_lengths, set_
+from greenformers.attention._contract import Attention, Role, Shape, check_lengths
 from greenformers.attention._dense import dense_attention
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from greenformers.attention._contract import Shape, accurate, drawn_by, set_
+from greenformers._initial import set_
+from greenformers.attention._contract import Shape, accurate, drawn_by
 from greenformers.attention._feature_map import Exponential, FeatureMap
 from greenformers.attention._kernelized import Kernelized
 from greenformers.attention._reference import seen_keys, weighted_mean

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from greenformers._initial import set_
 from greenformers.attention._contract import (
     Attention,
     Shape,
@@ -20,7 +21,6 @@ from greenformers.attention._contract import (
     drawn_by,
     exact,
     full_precision,
-    set_,
 )
 from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import Meetings, across_buckets, check_numbers, in_the_past, in_windows

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from greenformers._initial import set_
 from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact, set_
+from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact
 from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import check_numbers, in_the_past
 from greenformers.attention._reference import dot_products, text_by_text

@@ -347,10 +347,7 @@ class Change:
     def products_left(self, model: "nn.Module") -> float:
         """About the share of the work of matrix products that is left by this setting, as far as its options say it.
 
-        A search foresees speeds by it. 1 by default: the options of this change say nothing of that.
-
-        Args:
-            model: The network, before the change.
+        A search foresees speeds by it. 1 where they say nothing of it; `model` is the network before the change.
         """
         return 1.0
 

@@ -41,7 +41,7 @@ class Int8(Change):
         replaced = quantise(model)
         units = [_unit(path, before, after) for path, before, after in replaced]
         # Of weights that are tied there is one.
-        once = {id(made.quantised): unit for unit, (_, _, made) in zip(units, replaced, strict=True)}.values()
+        once = {id(module.quantised): unit for unit, (_, _, module) in zip(units, replaced, strict=True)}.values()
         before, after = (sum(getattr(unit, name) for unit in once) for name in ("before", "after"))
         summary = (
             f"{len(once)} layers and embeddings, {before / 2**20:.1f} MiB -> {after / 2**20:.1f} MiB; they are "

@@ -171,8 +171,8 @@ class Layers(Change):
         from greenformers.changes._stacks import stacks
 
         every, shorter = stacks(model), self._sizes(model)
-        kept = [shorter[path][1] if path in shorter else len(stack) for path, stack in every.items()]
-        return sum(kept) / sum(map(len, every.values()))
+        remaining = [shorter[path][1] if path in shorter else len(stack) for path, stack in every.items()]
+        return sum(remaining) / sum(map(len, every.values()))
 
 
 def _is_places(given: object) -> bool:

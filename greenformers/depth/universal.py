@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from greenformers._initial import set_
 from greenformers.attention._aligned import is_traced
-from greenformers.attention._contract import accurate, full_precision, set_
+from greenformers.attention._contract import accurate, full_precision
 from greenformers.depth._contract import Depth, Gone, Size, Step
 from greenformers.depth._running import Running
 from greenformers.position.sinusoidal import sinusoidal

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from greenformers._gradients import by_hand
+from greenformers._initial import may_set
 from greenformers._torch import in_transform, is_fake
 from greenformers.lowrank.computed import computed
 
@@ -279,11 +280,7 @@ def draw_truncated(weight: Tensor, std: float) -> None:
     By its quantiles: x = std sqrt(2) erfinv(u), u uniform in (-erf(sqrt 2), erf(sqrt 2)). `torch.nn.init` draws all of
     a tensor again until none is beyond, ten times as long for experts of 2 million weights. What was loaded stays.
     """
-    if weight.is_meta or is_fake(weight):
-        return
-    with torch.no_grad():
-        # After loading, transformers makes the functions of `torch.nn.init` skip what was loaded.
-        nn.init.constant_(weight, math.nan)
-        if bool(weight.isnan().all()):
-            bound = math.erf(2**0.5)
+    if may_set(weight):
+        bound = math.erf(2**0.5)
+        with torch.no_grad():
             weight.uniform_(-bound, bound).erfinv_().mul_(std * 2**0.5).clamp_(-2 * std, 2 * std)

@@ -91,9 +91,9 @@ class InFull:
             recipe = self.search.recipe(best.genes, best.steps)
             place, begun = self.folder / "result", self._place(best.genes, best.steps)
             within = max(self.search.left, MEASURING * self.search.plan.seconds)
-            made = self._attempt(best.genes, best.steps, lambda: self._run(recipe, place, begun, within))  # noqa: B023
-            if made is not None:
-                return Made(best, recipe, place, *made)
+            outcome = self._attempt(best.genes, best.steps, lambda: self._run(recipe, place, begun, within))  # noqa: B023
+            if outcome is not None:
+                return Made(best, recipe, place, *outcome)
 
     def _healed(self, genes: Genes, steps: int) -> bool:
         """Heal a recipe, and judge it by what the search sees; False where it cannot be made."""
@@ -105,13 +105,13 @@ class InFull:
             *earlier, _ = accumulate(self.search.parts(genes, steps))
             begun = self._place(genes, earlier[-1]) if earlier else None
             try:
-                made = self._attempt(genes, steps, lambda: self._run(recipe, place, begun), before)
+                outcome = self._attempt(genes, steps, lambda: self._run(recipe, place, begun), before)
             finally:  # also where a signal stops it: the same command counts what was spent
                 if first_process():
                     with suppress(OSError):  # a full disk, of which what ended the work says more
                         self.folder.mkdir(parents=True, exist_ok=True)
                         checkpoint.replace(clock, repr(before + monotonic() - began))
-            if made is None:
+            if outcome is None:
                 return False
         self.search.add(genes, steps, lambda: pretrained(str(place))[0], before)
         return True

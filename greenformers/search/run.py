@@ -100,9 +100,9 @@ def find(
     with each_alone() as others:
         search, parts, gone = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
         search.run()
-    made = InFull(search, model, job, parts, gone, folder, about, progress)
-    made.heal()
-    best, recipe, place, report, records, notes = made.best()
+    in_full = InFull(search, model, job, parts, gone, folder, about, progress)
+    in_full.heal()
+    best, recipe, place, report, records, notes = in_full.best()
     if not first_process():
         return Outcome(best, recipe, search, report, records, notes)
     lab, fault = search.lab, None

@@ -102,8 +102,7 @@ def bit_points(
         grids = {bits: Grid.of(W, form(bits), felt=W.new_ones(site.n) if clip(site) else None) for bits in BITS}
         rounded = {bits: grid.values(grid.round(W)) for bits, grid in grids.items()}
         see(site, {Way(bits, 0): (W - Q).square().sum().item() for bits, Q in rounded.items()}, rounded)
-    # Layers of several blocks may read one tensor, as the output of an encoder: passes begin where the first one does.
-    first = {site.path: group[0].path for group in (traced.groups if traced else ()) for site in group}
+    first = traced.first_readers if traced else {}  # where passes begin
     for site, (statistics,) in covariances(model, traced, batches, memory=memory / 2) if traced else ():
         with evaluating(model), torch.no_grad():
             replay.advance(first[site.path], lambda number: call(model, few[number]))

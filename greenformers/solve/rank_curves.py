@@ -54,8 +54,7 @@ def rank_curves(
         risen = difference(model, few, loss)
         base = sum(risen(number) for number in range(len(few)))
     seen = covariances(model, traced, batches, loss=loss or default(model, batches, seed), memory=memory / 2)
-    # Layers of several blocks may read one tensor, as the output of an encoder: passes begin where the first one does.
-    first = {site.path: group[0].path for group in traced.groups for site in group}
+    first = traced.first_readers  # where passes begin
     for place, (site, at) in enumerate(seen):
         ranks = list(offered[site.path])
         solved = solve(site, ranks[-1], "loss", at)

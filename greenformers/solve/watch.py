@@ -54,6 +54,11 @@ class Trace:
     positions: dict[str, float]
     unreached: list[Site]
 
+    @property
+    def first_readers(self) -> dict[str, str]:
+        """The path of the first site that reads the input of each, by path: the output of an encoder, say, has many."""
+        return {site.path: group[0].path for group in self.groups for site in group}
+
 
 def trace(model: nn.Module, sites: Sequence[Site], batch: Batch, more: Sequence[Batch] = ()) -> Trace:
     """Run one batch and record the order in which the sites are called, and which read the same tensor.

@@ -18,6 +18,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
     {"_extras", "_torch", "_tensors", "_registry", "_gradients"},
+    {"_initial"},
     {"lowrank", "position"},
     {"attention"},
     {"feed_forward"},
