@@ -1,6 +1,7 @@
 # make setup   the environment, .venv, with the pinned versions
 # make demo    compare five variants on real images and write report/index.html
 # make test    the test suite, without its slow tests
+# make slow    the tests that are too slow for every change
 # make bench   every benchmark, quickly, with records in runs/bench/; then the slow tests
 # make lint    ruff and mypy
 # make docs    the site, docs/_build/html: notebooks executed, warnings are errors, links checked
@@ -13,7 +14,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test bench lint docs docs-links
+.PHONY: setup demo test slow bench lint docs docs-links
 
 setup: $(VENV)/ready
 
@@ -31,6 +32,9 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
+slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist worksteal --timeout 900
+
 # All of them run, whichever misses a bar or fails: those are named at the end.
 bench: setup
 	mkdir -p runs/bench; missed=""; \
@@ -38,7 +42,7 @@ bench: setup
 		echo "$$script"; \
 		$(BIN)/python $$script --quick --json runs/bench/$$(basename $$script .py).jsonl || missed="$$missed $$script"; \
 	done; \
-	$(BIN)/python -m pytest -m slow || missed="$$missed slow-tests"; \
+	$(MAKE) slow || missed="$$missed slow-tests"; \
 	if [ -n "$$missed" ]; then echo "failed, or missed a bar:$$missed"; exit 1; fi
 
 lint: setup

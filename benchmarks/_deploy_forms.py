@@ -124,7 +124,8 @@ def make(
         ended = subprocess.run(command, capture_output=True, text=True, env=environ(threads))
         print(f"{peer.script}: forms made in {monotonic() - start:.0f} s", flush=True)
         if ended.returncode:
-            print(f"left out: what {peer.script} did not make: {ended.stderr.strip().splitlines()[-1]}", flush=True)
+            why = (ended.stderr.strip().splitlines() or [f"it ended with {ended.returncode} and no word"])[-1]
+            print(f"left out: what {peer.script} did not make: {why}", flush=True)
     served = []
     for form in forms:
         made = folder / form.maker.script / form.folder

@@ -60,11 +60,8 @@ def table3(run: Run, device: torch.device) -> bool:
 
 
 def measured(run: Run, wanted: Sequence[Cell], network: Network, how: How) -> list[Record]:
-    """Records of all cells; those that the file of `--json` has are not measured again, if that had all they need."""
+    """Records of all cells; those that the file of `--json` has are not measured again."""
     records = [record for record in run.known() if record.benchmark == "bench" and of_part(record, network, how)]
-    if how.memory is not None:
-        whole = [record for record in records if record.metric == "largest_batch_inference"]
-        records = [r for r in records if any((r.variant, r.setting) == (w.variant, w.setting) for w in whole)]
     for new in bench(wanted, network, how, run.about, records):
         run.write(new)
         records += new

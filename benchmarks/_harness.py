@@ -183,11 +183,11 @@ class Run:
         from greenformers.cli._terminal import check_writable, quiet
 
         given = self.given
-        if given.json:
+        for path in filter(None, (getattr(given, name, None) for name in ("json", "picture"))):
             try:
-                check_writable(given.json)
+                check_writable(path)
             except OSError as error:
-                self.refuse(f"{given.json} cannot be written: {error.strerror}")
+                self.refuse(f"{path} cannot be written: {error.strerror}")
             except ValueError as error:
                 self.refuse(str(error))
         for option in self.benchmark.options:

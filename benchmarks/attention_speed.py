@@ -148,6 +148,23 @@ class Part(nn.Module):
         return x.chunk(3, -1)[self.index]
 
 
+class Called(nn.Module):
+    """A peer's module that is called in its own way with q, k and v.
+
+    Args:
+        module: of the peer.
+        how: function of the module, q, k and v.
+    """
+
+    def __init__(self, module: nn.Module, how: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.module, self.how = module, how
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, N, D), as ours."""
+        return self.how(self.module, q, k, v)
+
+
 @dataclass(frozen=True)
 class Joined:
     """A module that projects its input itself, fed with what its projections are to give: q, k and v side by side.
@@ -236,6 +253,9 @@ CONTESTS = (
 
 def ready(call: Call, length: int, training: bool) -> Callable[[], object]:
     """A forward pass, or a forward and a backward pass, on drawn q, k and v, which lie as projections give them."""
+    module = call.module if isinstance(call, Joined) else call
+    if isinstance(module, nn.Module):
+        module.train(training)
     torch.manual_seed(0)
     drawn: Sequence[Tensor] = [torch.randn(1, length, HEADS, DIM).transpose(1, 2) for _ in range(3)]
     given = [x.requires_grad_(training) for x in (call.inputs(*drawn) if isinstance(call, Joined) else drawn)]

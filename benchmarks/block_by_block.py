@@ -15,6 +15,7 @@ Bar: block by block, by the best of these ways, at least 99 % of the whole model
 perplexity, for each recipe.
 """
 
+import math
 import re
 import shutil
 import subprocess
@@ -131,10 +132,13 @@ def language_model(run: Run) -> bool:
             out = folder / "-".join(re.findall(r"\w+", variant))
             took, row = out.with_suffix(".took"), out.with_suffix(".row")
             if not row.is_file():
-                if not took.is_file():  # of a command that was stopped, the time since it went on
+                if not took.is_file():
+                    begun = out.with_suffix(".begun")
+                    stopped = begun.exists()  # what went on has no time of its own
+                    begun.touch()
                     shutil.rmtree(out, ignore_errors=True)
                     again = made(str(model), file, BLOCK, words, out)
-                    write({"seconds": torch.tensor(again)}, took)
+                    write({"seconds": torch.tensor(math.nan if stopped else again)}, took)
                 small: Any = pretrained(str(out))[0]
                 write({"losses": losses(small, held)} | load_file(took), row)
                 shutil.rmtree(out)
@@ -142,10 +146,10 @@ def language_model(run: Run) -> bool:
             of_blocks[variant], seconds[variant] = stored["losses"], stored["seconds"].item()
             ppl, whole = perplexity(of_blocks[variant]), f"{recipe}, {WHOLE}"
             between = None if how == WHOLE else list(interval(of_blocks[variant], of_blocks[whole]))
-            records += [
-                run.record("compression_time", seconds[variant], variant, setting),
-                run.record("perplexity", ppl, variant, setting, interval=between, to=whole if between else None),
-            ]
+            if not math.isnan(seconds[variant]):
+                records.append(run.record("compression_time", seconds[variant], variant, setting))
+            own: dict[str, Any] = {"interval": between, "to": whole} if between else {}
+            records.append(run.record("perplexity", ppl, variant, setting, **own))
             print(f"{variant}: {ppl:.3f}, {seconds[variant]:.0f} s", flush=True)
     run.write(records)
     ppls = {variant: perplexity(row) for variant, row in of_blocks.items()}

@@ -1,6 +1,6 @@
 """transformers' own common tests of models, on every model class of ours with every mechanism.
 
-    python benchmarks/common_model_tests.py --source transformers-5.23.0 [--names full performer] [--only save_load]
+    python benchmarks/common_model_tests.py --source transformers-5.23.0 [--names full,performer] [--only save_load]
 
 The tests are `tests/test_modeling_common.py` of the source distribution of the pinned version, which
 `pip download --no-deps --no-binary :all: --no-build-isolation transformers==5.23.0` brings. Of what they import, the

@@ -4,7 +4,8 @@
     python benchmarks/compress_7b.py --solver gptq [--blocks 4] [--texts 64] [--json results/compress_7b.jsonl]
     python benchmarks/compress_7b.py --solver gptq --stopped [--blocks 4] [--json results/compress_7b.jsonl]
 
-A quarter of the weights by low rank, or with `--few-bits` all of them rounded to 4 bits, bar: at most 6 GiB of memory.
+A quarter of the weights by low rank, bar: at most 24 GiB of memory; with `--few-bits` all of them rounded to 4 bits,
+and at most 6 GiB.
 With `--solver` block by block, by texts of 512 tokens: 4 bits by gptq, or half of the weights by low rank, sequential.
 Checkpoints then have two and `--blocks` blocks, what lies between is the time of a block, and 32 blocks are foreseen by
 it. With `--stopped` the command is killed when its second block is finished, and started again; bar: the same bits.

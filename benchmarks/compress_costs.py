@@ -94,16 +94,16 @@ def main(run: Run) -> None:
     shapes, texts = (SHAPES[:2], (1, 2)) if run.quick else (SHAPES, TEXTS)
     rates = {"float32": rate(torch.float32), "float64": rate(torch.float64)}
     for solver in solvers[:1] if run.quick else solvers:
-        rows, seconds, records = [], [], []
+        rows, seconds = [], []
         for shape in shapes:
             for count in texts:
                 took = a_block(shape, solver, count)
                 rows.append(shape.work(count * LENGTH))
                 seconds.append(took)
                 setting = {"d": shape.d, "f": shape.f, "tokens": count * LENGTH, "threads": run.given.threads}
-                records.append(run.record("compression_time", took, f"{solver}, a block", setting))
+                run.write([run.record("compression_time", took, f"{solver}, a block", setting)])
                 print(f"{solver}: d {shape.d}, f {shape.f}, {count} texts: {took:.1f} s a block", flush=True)
-        run.write([*records, *foreseen(run, solver, np.array(rows), np.array(seconds), rates, len(texts))])
+        run.write(foreseen(run, solver, np.array(rows), np.array(seconds), rates, len(texts)))
 
 
 def rate(dtype: torch.dtype) -> float:

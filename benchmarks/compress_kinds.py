@@ -54,7 +54,7 @@ def main(run: Run) -> bool:
     with tempfile.TemporaryDirectory() if place is None else nullcontext(place) as where:
         for name in names:
             train, source, steps, suffix = KINDS[name]
-            folder = Path(where) / name
+            folder = Path(where) / f"{'quick-' * run.quick}{name}"
             if not (folder / "model").is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 sizes: dict[str, Any] = {"learnt": 300, "judged": 60} if run.quick and name != "t5" else {}

@@ -186,7 +186,7 @@ def kept(
     share: float, solver: str, way: str,
 ) -> list[Record]:  # fmt: skip
     """A cell, computed or read."""
-    name, cells = f"{share} {solver} {way}", run.given.cells
+    name, cells = f"{'quick ' * run.quick}{share} {solver} {way}", run.given.cells
     cells.parent.mkdir(parents=True, exist_ok=True)
     known = {row["name"]: row["records"] for row in map(json.loads, cells.open())} if cells.exists() else {}
     if name not in known:

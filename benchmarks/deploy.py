@@ -99,18 +99,22 @@ def measured(run: Run, here: Path, sizes: Sequence[tuple[int, int]]) -> Iterator
         for worker in workers.values():
             stack.enter_context(worker)
         yield starts
+        if given.model == "minilm":  # first, as large calls may be too much for the memory
+            yield quality(run, workers, here, about)
         for batch, length in sizes:
             texts = write(here / "batch.json", words(lines, batch, length))
             large = batch * length > LARGE
             rounds = QUICK_ROUNDS if run.quick else LARGE_ROUNDS if large else ROUNDS
             timed = alone if large else in_turns
-            samples, peaks = timed(workers, rounds, texts=str(texts), length=length, seconds=SECONDS)
+            try:
+                samples, peaks = timed(workers, rounds, texts=str(texts), length=length, seconds=SECONDS)
+            except RuntimeError as error:
+                print(f"left out: {batch}x{length}, and larger ones: {error}", flush=True)
+                break  # one of the processes is gone
             at = about | {"batch": batch, "length": length}
             yield [run.record("latency", timing(times), name, at) for name, times in samples.items()]
             yield [run.record("peak_memory_inference", peak, name, at) for name, peak in peaks.items()]
             print(f"{batch}x{length}: done", flush=True)
-        if given.model == "minilm":
-            yield quality(run, workers, here, about)
 
 
 def write_network(run: Run, folder: Path) -> None:

@@ -422,6 +422,9 @@ def compiled() -> Callable[..., Tensor]:
 
 
 def ready(side: Side, inputs: tuple[Tensor, ...], grad: Tensor, training: bool) -> Callable[[], object]:
+    if isinstance(side, nn.Module):
+        side.train(training)
+
     def forward() -> Tensor:
         with torch.inference_mode():
             return side(*inputs)

@@ -112,7 +112,7 @@ def study(
     records: list[Record] = []
     for share in SHARES[name][:1] if run.quick else SHARES[name]:
         change = Exits(8 if run.quick else run.given.steps, lose=0.05 if run.quick else share)
-        variant, home = f"{name}, {change.label}", run.given.runs / f"{name}-{share:g}"
+        variant, home = f"{name}, {change.label}", run.given.runs / f"{name}-{share:g}-{run.given.steps}"
         if run.quick or not (home / "config.json").is_file():
             began, small = time.monotonic(), copy.deepcopy(dense)
             texts = sentences[:300] if run.quick else sentences

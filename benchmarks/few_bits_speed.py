@@ -89,9 +89,11 @@ def in_runtimes(run: Run, models: dict[str, Any], setting: dict[str, Any]) -> li
                 for name, network in networks.items()
             }
             with torch.inference_mode():
-                ids = networks[BASELINE].batch(1, PROMPT + NEW)[0]
+                rounds = 3 if run.quick else 15
+                # Each call moves on by a token, and behind each rest is one that is not timed.
+                ids = networks[BASELINE].batch(1, PROMPT + WARMUP + 2 * rounds)[0]
                 steps = {f"{runtime}, {name}": Continued(held, ids, PROMPT) for name, held in decoders.items()}
-                times = interleaved(steps, repeats=3 if run.quick else 15, warmup=WARMUP, pause=PAUSE)
+                times = interleaved(steps, repeats=rounds, warmup=WARMUP, pause=PAUSE, settle=0.0)
             timed = [run.record("latency_next_token", time, name, setting) for name, time in times.items()]
             rows += with_ratios(timed, to=f"{runtime}, {BASELINE}")
     return rows

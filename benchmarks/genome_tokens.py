@@ -59,7 +59,7 @@ def main(run: Run) -> None:
                     records.append(run.record(metric, value, kind.name, setting))
                 if test == "all":
                     own = mean_token(tokenizer)
-            records.append(run.record("vocabulary_length", own, kind.name, setting))
+                    records.append(run.record("vocabulary_length", own, kind.name, setting))
             table.add_row(mode, kind.name, *row, f"{milliseconds:.0f}", f"{own:.2f}")
     table.add_row("diplotype", "thesis: subwords, 32,000 (chr19)", *[""] * 5, f"{PUBLISHED}")
     run.show(table)

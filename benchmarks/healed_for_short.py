@@ -50,11 +50,13 @@ BENCHMARK = Benchmark(
 def main(run: Run) -> bool:
     given = run.given
     names = list(RECIPES)[2:4] if run.quick else [*filter(None, given.recipes.split(";"))] or list(RECIPES)
+    if unknown := [name for name in names if name not in RECIPES]:
+        run.refuse(f"--recipes must be of {', '.join(RECIPES)}; got {unknown[0]!r}")
     dense, tokenizer = minilm(run)
     ranked = as_ranked_by(dense, judged_by(given.pairs)[0], Reader.of(dense, tokenizer, LENGTH))
     texts = corpus(given.pairs, given.wikitext, given.reviews, given.phrases, given.captions)[:SENTENCES]
     table = Table("recipe", *("as made" if not steps else f"{steps} steps, %" for steps in (0, *HURDLES)))
-    records, agreement = [], dict[tuple[str, int], float]()
+    agreement = dict[tuple[str, int], float]()
     for name in names:
         for steps in (0, *HURDLES):
             small = copy.deepcopy(dense)
@@ -65,13 +67,14 @@ def main(run: Run) -> bool:
             compress(small, made, texts=texts, tokenizer=tokenizer, length=LENGTH)
             value = judge({"small": small}, ranked, Reader.of(dense, tokenizer, LENGTH))["small"]["spearman"][0]
             agreement[name, steps] = value
-            records.append(run.record("quality_share", value, name, {"judged": "agrees", "steps": steps}))
+            run.write([run.record("quality_share", value, name, {"judged": "agrees", "steps": steps})])
             print(f"{name}, {steps} steps: {value:.2f} %", flush=True)
         table.add_row(name, *(f"{agreement[name, steps]:.2f}" for steps in (0, *HURDLES)))
     run.show(table)
-    run.write(records)
     both = [name for name in names if f"{name} by influence" in names]
-    met = all(agreement[name, HURDLES[-1]] > agreement[f"{name} by influence", HURDLES[-1]] for name in both)
+    met = bool(both) and all(
+        agreement[name, HURDLES[-1]] > agreement[f"{name} by influence", HURDLES[-1]] for name in both
+    )
     print(f"evenly spread layers agree more behind {HURDLES[-1]} steps: {yes(met)}")
     return run.quick or met
 

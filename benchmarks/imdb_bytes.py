@@ -71,7 +71,8 @@ def main(run: Run) -> None:
     records = []
     for (variant, which), right in answers.items():
         value, low, high = wilson(right)
-        setting = {"length": LENGTH, "seed": which, "steps": SETTINGS.steps, "options": VARIANTS.get(variant, {})}
+        steps = QUICK["steps"] if run.quick else SETTINGS.steps
+        setting = {"length": LENGTH, "seed": which, "steps": steps, "options": VARIANTS.get(variant, {})}
         records.append(run.record("test_accuracy", value, variant, setting, spread=high - low))
     run.write(records)
 

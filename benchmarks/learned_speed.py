@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from _harness import PEERS, Benchmark, Option, Run, yes
-from attention_speed import DIM, HEADS, LENGTHS, Call, Contest, compete, show
+from attention_speed import DIM, HEADS, LENGTHS, Call, Called, Contest, compete, show
 from torch import Tensor, nn
 from transformers import ReformerConfig
 from transformers.models.reformer.modeling_reformer import LSHSelfAttention
@@ -52,7 +52,7 @@ def folded(x: Tensor) -> Tensor:
 def reformer_pytorch(_: int, causal: bool = False) -> Call:
     package: Any = importlib.import_module("reformer_pytorch.reformer_pytorch")
     module = package.LSHAttention(bucket_size=SIZE, n_hashes=ROUNDS, causal=causal, allow_duplicate_attention=False)
-    return lambda q, _, v: module(folded(q), folded(v))[0].view(v.shape)
+    return Called(module, lambda module, q, _, v: module(folded(q), folded(v))[0].view(v.shape))
 
 
 def transformers_reformer(length: int, causal: bool = False) -> Call:
@@ -65,12 +65,12 @@ def transformers_reformer(length: int, causal: bool = False) -> Call:
     given: dict[str, Tensor] = {}
     module.query_key, module.value = (_Given(given, name) for name in "qv")
 
-    def call(q: Tensor, _: Tensor, v: Tensor) -> Tensor:
+    def how(module: nn.Module, q: Tensor, _: Tensor, v: Tensor) -> Tensor:
         given.update({name: x.transpose(1, 2).flatten(2) for name, x in (("q", q), ("v", v))})
         out: Tensor = module(given["q"]).hidden_states
         return out
 
-    return call
+    return Called(module, how)
 
 
 class _Given(nn.Module):
@@ -88,7 +88,7 @@ def routing_transformer(length: int, causal: bool = False) -> Call:
     package: Any = importlib.import_module("routing_transformer.routing_transformer")
     module = package.KmeansAttention(length // SIZE, SIZE, HEADS, DIM, causal=causal, shared_qk=causal)
     module(*(torch.randn(1, HEADS, length, DIM) for _ in range(3)))  # its centroids begin with the first batch
-    return lambda q, k, v: module(q, k, v)[0]
+    return Called(module, lambda module, q, k, v: module(q, k, v)[0])
 
 
 def sinkhorn_transformer(length: int) -> Call:

@@ -68,7 +68,7 @@ BENCHMARK = Benchmark(
     __doc__,
     quick="hardly any training, on 60 texts; the figures mean nothing",
     options=(
-        data("--data", ".", "folder of the data sets' folders"),
+        data("--data", ".", "folder of the data sets' folders", "wikitext2", "sst2", "imdb", "stsb_open", "qnli_dev"),
         Option("--references", "published tables", Path, REFERENCE),
         Option("--runs", "run folders", Path, RUNS / "linformer_tasks"),
         Option("--seed", "seed of weights and order", int, 0),

@@ -58,7 +58,12 @@ def main(run: Run) -> None:
     accuracies = fine_tune(run, starts, changed | ({"epochs": 1} if run.quick else {}))
     run.show(table(accuracies))
     print(verdict(accuracies))
-    setting = {"data": "sst2", "split": "test", "pretraining": "wikitext2", "steps": PRETRAINING["steps"]}
+    setting = {
+        "data": "sst2",
+        "split": "test",
+        "pretraining": "wikitext2",
+        "steps": 8 if run.quick else PRETRAINING["steps"],
+    }
     run.write(
         run.record("accuracy", value, start, setting | {"seed": seed})
         for start, values in accuracies.items()

@@ -142,8 +142,6 @@ def main(run: Run) -> bool:
     if by_hand:
         run.show(above_table(above))
         print(f"no recipe by hand of {len(by_hand)} is above the front: {yes(not above)}")
-    if given.picture:
-        save(picture(outcome, given.runtime, by_hand), given.picture)
     held = pairs(given.pairs, "valid")
     reader = Reader.of(dense, tokenizer, LENGTH)
     models: dict[str, Any] = {"dense": dense, "searched": result(given.runtime, folder)}
@@ -159,6 +157,8 @@ def main(run: Run) -> bool:
     met = share >= 1 - LOSE and (given.runtime != TORCH or outcome.best.speed >= BAR)
     print(f"99 % of Spearman's correlation{f' at {BAR}x' if given.runtime == TORCH else ''}: {yes(met)}")
     run.write(records)
+    if given.picture:
+        save(picture(outcome, given.runtime, by_hand), given.picture)
     foreseen = not given.never or predicted(run, outcome.search, setting)
     return run.quick or (met and not above and foreseen)
 
@@ -356,7 +356,7 @@ def written(run: Run) -> Path:
     """The training pairs of STS-B as a user would have them."""
     train = pairs(run.given.pairs, "train")
     assert train.labels is not None
-    path = run.given.runs / "pairs.tsv"
+    path = run.given.runs / f"{'quick-' * run.quick}pairs.tsv"
     rows = [f"{a}\t{b}\t{score}" for (a, b), score in zip(train.segments, train.labels, strict=True)]
     return put(path, ["sentence1\tsentence2\tscore", *(rows[:400] if run.quick else rows)])
 

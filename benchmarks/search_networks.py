@@ -72,6 +72,8 @@ def base(run: Run) -> Settings:
 
 def main(run: Run) -> bool:
     given = run.given
+    if given.draw and not given.json:
+        run.refuse("--draw is of the records of --json")
     if given.draw:
         records = read(given.json)
     else:
@@ -115,7 +117,7 @@ def searched(run: Run) -> list[Record]:
         ]
 
     def at(sought: Sought) -> tuple[str, dict[str, Any]]:
-        return sought.strategy, {"data": name, "space": sought.space, "seed": sought.seed}
+        return sought.strategy, {"data": name, "space": sought.space, "seed": sought.seed, "steps": settings.steps}
 
     return run.trainings(wanted, at, train, lambda new: f"{new[0].value:.2f} % at {new[1].value:.2f}x")
 

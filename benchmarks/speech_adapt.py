@@ -68,7 +68,7 @@ def main(run: Run) -> None:
             hypotheses = recognised(recogniser, [wave for wave, _ in strings], batch=BATCH, progress=lambda _: None)
             rates = scores(hypotheses, [text for _, text in strings])
             setting = {"test": name, "learnt": count, "strings": len(strings), "seed": given.seed}
-            setting |= {"steps": STEPS if count else 0}
+            setting |= {"steps": (base.steps if run.quick else STEPS) if count else 0}
             records += [run.record(metric, rates[metric], "adapted", setting) for metric in ("cer", "wer")]
             cells.append(f"{rates['cer']:.2f}")
         table.add_row(str(count), *cells)

@@ -117,11 +117,11 @@ def main(run: Run) -> bool:
         records += means(run, "cer", values, setting | {"strings": strings, "width": width})
         run.show(shown(ran, values, times, f"Characters wrong, %, mean of the seeds; {setting['test']}, width {width}"))
         met &= bar(ran, "cer", values, times, LOW_RANK, LOST)
+    run.write(replace(record, context=run.about) for record in [*records, *times.values(), *losses])
     if given.picture:
         panels = {"train": "Training, with CTC", "valid": "Validation"}
         figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")
         save(figure, given.picture)
-    run.write(replace(record, context=run.about) for record in [*records, *times.values(), *losses])
     run.published("thesis_table4_2_asr", "thesis_table4_3_asr_speed")
     return met or run.quick
 

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -8,10 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from thinned import EVERY, LONG, runs
 
 # The small networks that tests of several folders change, and the helpers that read them again.
 sys.path.append(str(Path(__file__).parent / "changes"))
+
+
+# Every run draws the same examples, and a machine that is busy for a moment fails none.
+settings.register_profile("suite", deadline=None, derandomize=True, database=None)
+settings.load_profile("suite")
 
 
 def pytest_configure() -> None:
@@ -20,6 +27,7 @@ def pytest_configure() -> None:
     A shell that switches SIGINT off for its jobs, as that of `nohup make test &` does, hands this down.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()
 
 
 def sides(item: pytest.Item) -> list[tuple[int, ...]]:
@@ -63,6 +71,8 @@ def pytest_collection_finish() -> None:
     """Collections of garbage, which measurements of memory ask for, need not look through all imported modules."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # networks are made of many objects, which one by one are no garbage
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,6 +80,14 @@ def swept() -> None:
     """Nor need they look through what the tests of earlier files have imported."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Nothing waits until the disk has what was written: no test loses power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(scope="module")

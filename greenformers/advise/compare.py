@@ -220,11 +220,14 @@ def _learnt(
 ) -> tuple[list[Record], Tensor]:
     """Train one network; returns its records, and which test examples it gets right, booleans (L,)."""
     set_seed(schedule.seed)
-    with EnergyMeter(country) as meter:
-        history = fit(model, ImageClassification(data), schedule, label=f"{name:<16}", console=console)
-    if history.stopped is not None:
-        raise Stopped(history.stopped)
-    own = correct(*predict(model, data.test, batch_size=256))
+    try:
+        with EnergyMeter(country) as meter:
+            history = fit(model, ImageClassification(data), schedule, label=f"{name:<16}", console=console)
+        if history.stopped is not None:
+            raise Stopped(history.stopped)
+        own = correct(*predict(model, data.test, batch_size=256))
+    except ValueError as error:  # its outputs became no numbers, say
+        raise ValueError(f"{name} cannot be compared: {error}; try a lower learning rate, or leave it out") from error
     return _trained(name, setting, model, data, right | {name: own}, meter, history, about), own
 
 

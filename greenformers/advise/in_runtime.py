@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from greenformers.checkpoint.files import line
 from greenformers.compress.comparison import qualities
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
@@ -51,8 +52,8 @@ def compared_in(
     country: str,
     about: dict[str, Any],
     progress: Callable[[str, float], None],
-) -> list[Record]:
-    """Records of size, latency, energy and quality of models in a runtime, with ratios to the first.
+) -> tuple[list[Record], dict[str, str]]:
+    """Records of size, latency, energy and quality of models in a runtime, and why some of them cannot be there.
 
     Args:
         runtime: One of `RUNTIMES` but torch.
@@ -67,19 +68,30 @@ def compared_in(
         about: Context of the records.
         progress: Function that is called with the name of a step and the share of it that is done.
 
+    Returns:
+        Records with ratios to the first model, and the reason why by name of each model that cannot be exported.
+
     Raises:
-        ValueError: A model cannot be exported.
+        ValueError: Raised where the first model cannot be exported.
     """
     files: dict[str, Any] = {}
     sizes: dict[str, int] = {}
+    refused: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         for number, (variant, model) in enumerate(models.items()):
             progress("exporting", number / len(models))
             folder = Path(name) / str(number)
-            write(
-                model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration, length=max(LEAST, length)
-            )  # fmt: skip
-            files[variant] = RuntimeModel(runtime, folder, model, reader.tokenizer)
+            try:
+                write(
+                    model, folder, [runtime], tokenizer=reader.tokenizer, calibration=calibration,
+                    length=max(LEAST, length),
+                )  # fmt: skip
+                files[variant] = RuntimeModel(runtime, folder, model, reader.tokenizer)
+            except ValueError as error:
+                if not number:
+                    raise
+                refused[variant] = line(error)
+                continue
             sizes[variant] = size_of(runtime, folder)
         progress("exporting", 1.0)
         progress("judging", 0.0)
@@ -99,4 +111,4 @@ def compared_in(
             of("energy_inference", spent.mwh, setting=setting, source=spent.source, by=spent.by),
             of("co2_inference", spent.co2_mg, setting=setting, source=spent.source, by=spent.by),
         ]
-    return with_ratios(records, to=next(iter(models)))
+    return with_ratios(records, to=next(iter(models))), refused

@@ -31,6 +31,9 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 REPEATS, BESIDE = 5, 5
 """Timed runs of each network, and candidates that are timed at once beside the dense one."""
 
+MEASURED = "measured here"
+"""Evidence of a candidate that was timed on this machine."""
+
 HOPEFUL = 2.0
 """Candidates are timed that are expected to take no more than so many times the time of the best of their group."""
 
@@ -73,7 +76,7 @@ class Row:
     Attributes:
         cell: Variant, rank and length.
         seconds: Seconds of a call; nan for a variant that cannot be.
-        evidence: Source of the time: "measured here", "estimated", or "estimated by" a candidate that was measured.
+        evidence: Source of the time: `MEASURED`, "estimated", or "estimated by" a candidate that was measured.
         memory: Bytes of weights and peak of other tensors, in training with gradients; computed from shapes.
         parameters: Number of parameters of the layers.
         refused: Reason why the candidate cannot be used, else None.
@@ -178,7 +181,7 @@ def measured(
         return list(rows)
     hopeful = [
         row for row in usable
-        if row.evidence != "measured here" and row.seconds <= HOPEFUL * best[group_of(row)] and row.memory <= room
+        if row.evidence != MEASURED and row.seconds <= HOPEFUL * best[group_of(row)] and row.memory <= room
     ]  # fmt: skip
     began, times = monotonic(), dict[Cell, float]()
     for start in range(0, len(hopeful), BESIDE):
@@ -215,8 +218,8 @@ def _timed(need: Need, group: Sequence[Cell]) -> dict[Cell, float]:
 
 def _corrected(row: Row, rows: Sequence[Row], times: Mapping[Cell, float]) -> Row:
     if row.cell in times:
-        return replace(row, seconds=times[row.cell], evidence="measured here")
-    if row.evidence == "measured here":
+        return replace(row, seconds=times[row.cell], evidence=MEASURED)
+    if row.evidence == MEASURED:
         return row
     off = {other.cell: times[other.cell] / other.seconds for other in rows if other.cell in times}
     mechanism = row.cell.variant.rpartition("+")[2]
@@ -234,7 +237,7 @@ def _row(need: Need, cell: Cell, amounts: Amounts, prices: Prices, records: Sequ
     seconds, evidence = prices.time(amount.features), "estimated"
     for record in records:
         if _same(record, need, cell):
-            seconds, evidence = record.value / 1e3, "measured here"
+            seconds, evidence = record.value / 1e3, MEASURED
     refused = None
     if need.memory is not None and amount.memory > need.memory:
         refused = f"needs {amount.memory / 2**20:.0f} MiB, more than {need.memory / 2**20:.0f} MiB"

@@ -140,6 +140,7 @@ def _communicate(parts: list[_Mechanism], xs: tuple[Tensor, ...]) -> tuple[Tenso
         for name in ("q", "k", "v")
     )  # (B, N, n_s, H_c, 32)
     # A few weights a head are too few for a matrix product: sums of products.
-    scores = (q[:, :, :, None] * k[:, :, None]).sum(-1) * COMMUNICATION_WIDTH**-0.5  # (B, N, n_s, n_s, H_c)
+    q = q * COMMUNICATION_WIDTH**-0.5  # before the products, which float16 might not hold
+    scores = (q[:, :, :, None] * k[:, :, None]).sum(-1)  # (B, N, n_s, n_s, H_c)
     read = (scores.softmax(3)[..., None] * v[:, :, None]).sum(3)
     return read.flatten(3).unbind(2)

@@ -83,6 +83,7 @@ class Star(Block):
         """Attention of each satellite to the five vectors of C_i, whose keys and values are projected once."""
         layers, heads = self.satellites, self.size.heads
         q = layers.q(h).unflatten(-1, (heads, -1))  # (B, N, H, D)
+        q = q * q.shape[-1] ** -0.5  # before the products, which float16 might not hold
         ring = None if mask is None else _neighbours(mask)
 
         def contexts(projection: nn.Module) -> Iterator[Tensor]:
@@ -97,7 +98,7 @@ class Star(Block):
 
         # Five weights a head are too few for a matrix product: sums of products, for one of the five after the other.
         scores = torch.cat([(q * key).sum(-1, keepdim=True) for key in contexts(layers.k)], -1)  # (B, N, H, 5)
-        weights = (scores * q.shape[-1] ** -0.5).softmax(-1).split(1, -1)
+        weights = scores.softmax(-1).split(1, -1)
         mixed = reduce(torch.add, (p * value for p, value in zip(weights, contexts(layers.v), strict=True)))
         return self.satellites_norm(F.relu(self.dropout(layers.output(mixed.flatten(2)))))
 

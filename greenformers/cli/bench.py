@@ -86,8 +86,10 @@ def bench(
             append(results, measured)
             records += measured
     # The page is of this grid alone: the file may hold others.
-    names = {(cell.variant, str(setting(cell, network, how))) for cell in grid}
-    page = write([record for record in records if (record.variant, str(record.setting)) in names], out, published)
+    metrics = {record.metric for record in records}
+    names = {(cell.variant, str(setting(cell, network, how, name)), name) for cell in grid for name in metrics}
+    own = [record for record in records if (record.variant, str(record.setting), record.metric) in names]
+    page = write(own, out, published)
     console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)
     if line := absent(published, STUDY):
         console.print(line, markup=False, soft_wrap=True)

@@ -100,7 +100,7 @@ def recommend(
     if not (rank_values := terminal.numbers("ranks", ranks)):
         raise ValueError("ranks must be at least one number")
     from greenformers.advise.prices import prices, rates
-    from greenformers.advise.recommend import Need, finding, measured
+    from greenformers.advise.recommend import MEASURED, Need, finding, measured
     from greenformers.advise.recommend import recommend as run
     from greenformers.measure.bench_options import MODES, Network
     from greenformers.measure.record import check_machine, read
@@ -114,10 +114,16 @@ def recommend(
     benched = [] if records is None else read(records)
     if records is not None:
         check_machine(benched, records)
+    if wide := [str(rank) for rank in rank_values if rank > hidden]:
+        console.print(f"left out: rank {', '.join(wide)}, larger than the width d of {hidden}")
+    if long := [str(rank) for rank in rank_values if length < rank <= hidden]:
+        console.print(
+            f"left out: {', '.join(long)} as a length of projected keys or the like, as it is above N {length}"
+        )
     with terminal.Steps(console) as steps:
         by_mode = prices(rates(device))
         rows = run(need, by_mode, rank_values, records=benched, progress=steps)
-    if records is not None and not any(row.evidence == "measured here" for row in rows):
+    if records is not None and not any(row.evidence == MEASURED for row in rows):
         console.print(f"{records} has no figure of this network, length, batch and task", markup=False, soft_wrap=True)
     terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
     console.print(finding(need, by_mode, rank_values[0]))

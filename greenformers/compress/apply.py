@@ -93,7 +93,8 @@ def compressed(
                 f"{type(model).__name__} is not a model of transformers: give batches as calibration, in place of "
                 "texts or examples"
             )
-        parts = _parts(model, texts, tokenizer, examples, purposes, length, given["seed"])
+        # What no change uses is not read.
+        parts = _parts(model, texts, tokenizer, examples, purposes, length, given["seed"]) if purposes else {}
         batched = batched or parts.get("calibration")
         training = parts.get("training")
     if "teacher" in used and teacher is None:

@@ -34,6 +34,7 @@ def compared(
     country: str,
     about: dict[str, Any],
     worked: float | None = None,
+    judged: Sequence[str] | None = None,
     told: Callable[[str], None] = lambda _: None,
     progress: Callable[[str, float], None],
 ) -> list[Record]:
@@ -52,6 +53,7 @@ def compared(
         about: Context of the records.
         worked: Seconds that the work before took: measuring takes a fifth of the whole at most, or `LEAST`. None for no
             limit.
+        judged: Names of the models that are judged; None for all.
         told: Function that is called with each text about costs that were not measured.
         progress: Function that is called as work goes on.
 
@@ -62,7 +64,8 @@ def compared(
     began = perf_counter()
     if examples is not None and reader is not None:
         progress("judging", 0.0)
-        records = qualities(models, examples, reader, benchmark=benchmark, about=about)
+        of = {name: model for name, model in models.items() if judged is None or name in judged}
+        records = qualities(of, examples, reader, benchmark=benchmark, about=about)
         progress("judging", 1.0)
     progress("measuring", 0.0)
     timed = {name: model for name, model in models.items() if name not in unmeasured}

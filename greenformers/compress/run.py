@@ -73,7 +73,8 @@ def run(
         gone: Texts to learn from that were left out of these parts, as they judge.
         begun: Folder of another result that kept its steps: those with which this recipe begins are not made again.
         keeps: Keep the finished steps beside the result.
-        within: Seconds that measuring may take at most; by default a share of those of the steps, see `compared`.
+        within: Seconds that measuring may take at most, where only the result is judged beside the original; by default
+            a share of those of the steps, of which each is judged, see `compared`.
 
     Returns:
         The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
@@ -136,7 +137,8 @@ def run(
     records = compared(
         models, parts.get("judging"), reader, benchmark="compress", lengths=measured,
         batch=1 if KINDS.get(original.main_input_name) == "sound" else BATCH, unmeasured=_untimed(changes),
-        country=job.country, about=about, worked=worked, told=notes.append, progress=progress,
+        country=job.country, about=about, worked=worked, judged=None if within is None else (ORIGINAL, [*models][-1]),
+        told=notes.append, progress=progress,
     )  # fmt: skip
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer

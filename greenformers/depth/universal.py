@@ -182,7 +182,7 @@ class Universal(Depth):
         P: list[Tensor] = [x.new_zeros(1, 1, self.size.width)] * self.size.steps
         if self.size.positions:
             places = torch.arange(x.shape[1], device=x.device)[None] if positions is None else positions
-            P = [sinusoidal(places, self.size.width).to(x.dtype)] * self.size.steps
+            P = [sinusoidal(places, self.size.width, x.dtype)] * self.size.steps
         if self.codes == "none":
             return P
         codes = self._of_steps(x) if self.code is None else self.code
@@ -190,7 +190,7 @@ class Universal(Depth):
 
     def _of_steps(self, like: Tensor) -> Float[Tensor, "n d"]:
         """The sinusoids of steps 1 to n_max."""
-        return sinusoidal(torch.arange(1, self.size.steps + 1, device=like.device), self.size.width)
+        return sinusoidal(torch.arange(1, self.size.steps + 1, device=like.device), self.size.width, like.dtype)
 
     def weigh(
         self, u: Float[Tensor, "B N d"], n: int, active: Bool[Tensor, "B N"], halting: Halting

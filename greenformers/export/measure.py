@@ -153,14 +153,16 @@ def latencies(
         timed = partial(interleaved, repeats=repeats, warmup=WARMUP, pause=PAUSE)
         record = partial(Record.of, benchmark="export", setting={"length": length, "batch": size}, context=about)
         example = network.batch(size, length)
-        first = max(1, length - WARMUP - repeats)
-        ids = network.batch(size, first + WARMUP + repeats)[0]
+        # A decoder reads one token more in each call: one behind each rest is not timed.
+        runs = WARMUP + (2 if PAUSE else 1) * repeats
+        first = max(1, length - runs)
+        ids = network.batch(size, first + runs)[0]
         timings: dict[str, dict[str, Timing]] = {}
         with torch.inference_mode():
             timings["latency"] = timed({name: partial(call, *example) for name, call in calls.items()}, progress=done)
             if decoders:
                 steps = {name: Continued(decoder, ids, first) for name, decoder in decoders.items()}
-                timings["latency_next_token"] = timed(steps)
+                timings["latency_next_token"] = timed(steps, settle=0.0)
         records += [
             record(metric, 1e3 * timing.median, variant=name, spread=1e3 * (timing.q3 - timing.q1))
             for metric, of_calls in timings.items()

@@ -89,8 +89,9 @@ class _SlicedInner(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         code, D, b, E = ctx.saved_tensors
         code = code.contiguous()
-        # A frozen layer gets no gradient.
-        sums = (torch.zeros_like(x) if x is not None and needed else None
+        # A frozen layer gets no gradient. Sums over slices are no less precise than the sum within one.
+        wide_type = torch.promote_types(code.dtype, torch.float32)
+        sums = (x.new_zeros(x.shape, dtype=wide_type) if x is not None and needed else None
                 for x, needed in zip((D, b, E), ctx.needs_input_grad[1:4], strict=True))  # fmt: skip
         (grad_D, grad_b, grad_E), grad_code = sums, torch.empty_like(code)
         slices = (_slices(x, len(D), ctx.length) for x in (code, grad_code, grad_out.contiguous()))
@@ -98,16 +99,24 @@ class _SlicedInner(torch.autograd.Function):
             wide = F.linear(c, D, b).requires_grad_()  # (slice, f)
             with torch.enable_grad():
                 active = ctx.activation(wide)
-            # out= and not addmm_, which torch's FLOP counter does not see.
             if grad_E is not None:
-                torch.addmm(grad_E, g.mT, active.detach(), out=grad_E)
+                _add_product(grad_E, g.mT, active.detach())
             (g_wide,) = torch.autograd.grad(active, wide, g @ E)
             if grad_D is not None:
-                torch.addmm(grad_D, g_wide.mT, c, out=grad_D)
+                _add_product(grad_D, g_wide.mT, c)
             if grad_b is not None:
-                grad_b += g_wide.sum(0)
+                grad_b += g_wide.sum(0, dtype=grad_b.dtype)
             torch.mm(g_wide, D, out=g_c)
-        return grad_code, grad_D, grad_b, grad_E, None, None
+        grads = (None if grad is None else grad.to(code.dtype) for grad in (grad_D, grad_b, grad_E))
+        return grad_code, *grads, None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Total <- total + a b, of whatever precision these are."""
+    if total.dtype == a.dtype:
+        torch.addmm(total, a, b, out=total)  # and not addmm_, which torch's FLOP counter does not see
+    else:
+        total += a @ b
 
 
 def _slices(x: Tensor, width: int, length: int | None) -> tuple[Tensor, ...]:

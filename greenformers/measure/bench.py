@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -34,18 +35,25 @@ NAMES = {
 """Metrics of time, peak memory, FLOPs and energy, by mode."""
 
 
-def setting(cell: Cell, network: Network, how: How) -> dict[str, Any]:
-    """The setting of a cell's records, which tells them from those of other cells.
+def setting(cell: Cell, network: Network, how: How, metric: str = "") -> dict[str, Any]:
+    """The setting of a cell's records of a metric, which tells them from those of other cells.
+
+    The largest batch is that of a memory, in GiB, and CO2 that of a country.
 
     Args:
         cell: Variant, rank and length.
         network: Sizes that all cells have in common.
         how: Way of measuring.
+        metric: Name of the metric.
     """
     own = {"length": cell.length, "batch": max(1, how.tokens // cell.length), "rank": cell.rank}
     sizes = {name: value for name, value in asdict(network).items() if value not in (False, {})}
-    where = {"device": how.device} | ({"compiled": True} if how.compiled else {})
+    where: dict[str, Any] = {"device": how.device} | ({"compiled": True} if how.compiled else {})
     where |= {} if how.precision == "fp32" else {"precision": how.precision}
+    if metric.startswith("largest_batch") and how.memory is not None:
+        where["memory"] = how.memory / 2**30
+    if metric.startswith("co2"):
+        where["country"] = how.country
     return own | sizes | where
 
 
@@ -70,9 +78,14 @@ def bench(
     have = {(record.variant, str(record.setting), record.metric) for record in records}
 
     def there(cell: Cell, mode: str) -> bool:
-        key, (time, _, _, energy) = (cell.variant, str(setting(cell, network, how))), NAMES[mode]
-        wanted = [time, *[energy] * (how.country is not None), *[f"largest_batch_{mode}"] * (how.memory is not None)]
-        return (*key, f"out_of_memory_{mode}") in have or all((*key, metric) in have for metric in wanted)
+        time, _, _, energy = NAMES[mode]
+        wanted = [time, *[energy, f"co2_{mode}"] * (how.country is not None)]
+        wanted += [f"largest_batch_{mode}"] * (how.memory is not None)
+
+        def has(metric: str) -> bool:
+            return (cell.variant, str(setting(cell, network, how, metric)), metric) in have
+
+        return has(f"out_of_memory_{mode}") or all(map(has, wanted))
 
     groups = [
         (mode, [cell for cell in group if not there(cell, mode)])
@@ -134,8 +147,8 @@ def _group(
         by: str | None = None,
     ) -> None:  # fmt: skip
         record = Record.of(
-            metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how), spread=spread,
-            source=source, by=by, context=about,
+            metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how, metric),
+            spread=spread, source=source, by=by, context=about,
         )  # fmt: skip
         records.append((cell, record))
 
@@ -149,10 +162,7 @@ def _group(
         try:
             # Counted first, as what the first product of a process makes room for is not of this network. And on the
             # real device: on the meta device, as for the progress, attention has another backward pass.
-            counted, peak = attempt(
-                lambda stack=stack, run=run: (flops(call(stack, x, mode)), peak_memory(run, device)),  # type: ignore[misc]
-                device,
-            )
+            counted, peak = attempt(partial(_costs, run, call(stack, x, mode), device, how.compiled), device)
         except OutOfMemory as error:
             add(cell, f"out_of_memory_{mode}", error.limit / MIB)
             continue
@@ -196,6 +206,16 @@ def _group(
     return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in records]
 
 
+def _costs(
+    run: Callable[[], object], plain: Callable[[], object], device: torch.device, compiled: bool
+) -> tuple[float, float]:
+    """FLOPs of the network as it is, and bytes that a run takes at most; what compiling takes is none of these."""
+    counted = flops(plain)
+    if compiled:
+        run()
+    return counted, peak_memory(run, device)
+
+
 def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record:
     """A record of time whose ratio is the median of the rounds' ratios: other load slows both networks of a round."""
     if BASELINE not in timings:
@@ -213,7 +233,8 @@ class Compiled(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = torch.compile(network)
+        # For its own sizes, whatever others were compiled for before: those of a network measured alone.
+        self.network = torch.compile(network, dynamic=False)
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """The output of the network.
@@ -266,8 +287,14 @@ def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mod
     def fits(batch: int) -> bool:
         x = torch.randn(batch, length, network.hidden, device=device, dtype=DTYPES[how.precision])
         run = call(stack, x, mode, compiled=how.compiled)
+
+        def peak() -> float:
+            if how.compiled:
+                run()
+            return peak_memory(run, device)
+
         try:
-            return x.numel() * x.element_size() + attempt(lambda: peak_memory(run, device), device) <= room
+            return x.numel() * x.element_size() + attempt(peak, device) <= room
         except OutOfMemory:
             return False
 

@@ -50,9 +50,9 @@ class How:
     seed: int = option(0, "Seed of weights and inputs.")
 
     def __post_init__(self) -> None:
-        from greenformers.measure.device import (
-            device_of,  # takes seconds: the command line reads this file for its help
-        )
+        # Inside, as they take seconds: the command line reads this file for its help.
+        from greenformers.measure.carbon import grid_intensity
+        from greenformers.measure.device import device_of
 
         if unknown := [mode for mode in self.modes or ("",) if mode not in MODES]:
             raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
@@ -61,5 +61,7 @@ class How:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         device_of(self.device)
+        if self.country is not None:
+            grid_intensity(self.country)
         if self.memory is not None and not self.memory > 0:
             raise ValueError(f"memory must be positive, got {self.memory / 2**30:g} GiB")

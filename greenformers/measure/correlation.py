@@ -22,11 +22,19 @@ def pearson(a: ArrayLike, b: ArrayLike) -> float:
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's correlation: Pearson's of the ranks, where equal numbers share their mean rank. Spearman 1904.
 
+    It is nan where one of them is: that has no rank.
+
     Args:
         a: Numbers, (n,).
         b: Numbers, (n,).
     """
+    if _lacks_a_rank(a) or _lacks_a_rank(b):
+        return float("nan")
     return pearson(_ranks(a), _ranks(b))
+
+
+def _lacks_a_rank(values: ArrayLike) -> bool:
+    return bool(np.isnan(np.asarray(values, np.float64)).any())
 
 
 def _ranks(values: ArrayLike) -> NDArray[np.float64]:
@@ -47,14 +55,17 @@ class Resampled:
     """
 
     def __init__(self, a: ArrayLike, b: ArrayLike) -> None:
+        self._none = _lacks_a_rank(a) or _lacks_a_rank(b)
         self._places = [np.unique(np.asarray(values), return_inverse=True)[1] for values in (a, b)]
 
     def spearman(self, drawn: NDArray[np.integer]) -> float:
-        """The correlation of the drawn pairs, as `spearman` gives it; 0 where all of one list are equal.
+        """The correlation of the drawn pairs, as `spearman` gives it; nan where a number of all the pairs is.
 
         Args:
             drawn: The number of each pair that is drawn (m,).
         """
+        if self._none:
+            return float("nan")
         times = np.bincount(drawn, minlength=len(self._places[0]))
         x, y = (np.sqrt(times) * self._ranks(place, times) for place in self._places)
         of_x, of_y = np.linalg.norm(x), np.linalg.norm(y)

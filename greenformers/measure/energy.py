@@ -96,11 +96,14 @@ class EnergyMeter:
 
 
 def _source(read: Sequence[Meter], *, gpus: bool) -> tuple[str, str]:
-    """The source and the words for it, of the meters that were read; `gpus` tells whether the machine has GPUs."""
+    """The source and the words for it, of the meters that were read; `gpus` tells whether the machine has GPUs.
+
+    Without its GPUs the energy of a machine is no measurement of what a network took.
+    """
     measured = all(meter.measured for meter in read if not isinstance(meter, Memory))
     left_out = gpus and not any(isinstance(meter, Gpus) for meter in read)
     by = ", ".join(meter.by for meter in read) + ("; GPUs left out" if left_out else "")
-    return ("measured" if measured else "estimated"), by
+    return ("measured" if measured and not left_out else "estimated"), by
 
 
 def _wait_for_gpus() -> None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+SETTLE = 0.05
+"""Seconds after which a processor that has rested is as fast as it was before."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -37,6 +40,7 @@ def interleaved(
     warmup: int = 3,
     min_time: float = 0.0,
     pause: float = 0.0,
+    settle: float = SETTLE,
     device: torch.device | str = "cpu",
     seed: int = 0,
     progress: Callable[[float], None] = lambda _: None,
@@ -52,9 +56,11 @@ def interleaved(
         repeats: Least number of rounds, and so of samples of each call.
         warmup: Untimed runs of each call beforehand.
         min_time: Seconds that all rounds take together at least; rounds are added until they do.
-        pause: Seconds of rest before each sample, so that threads of the call before it have come to rest; an untimed
-            run of the call follows it, as the first run after a rest takes longer, whatever it computes: of MiniLM-L6
-            in OpenVINO 44 ms after 0.05 s and 92 ms after 0.2 s, where one run after the other takes 35.
+        pause: Seconds of rest before each sample, so that threads of the call before it have come to rest.
+        settle: Seconds for which the call then runs untimed, once at least, as a processor that has rested is slow at
+            first, whatever it computes: MiniLM-L6 in OpenVINO took 44 ms after 0.05 s of rest and 92 ms after 0.2 s,
+            where one run after the other takes 35. Three of its six layers were 1.72 times as fast by the first run
+            after 0.02 s, 1.91 by the second, and 1.96 after 0.05 s of runs.
         device: Device that the calls compute on, "cpu" or a CUDA device, which is waited for around each call.
         seed: Seed of the order within the rounds, which is shuffled so that no call always follows the same one.
         progress: Function that is called after each round with the share of the rounds that is done.
@@ -90,7 +96,10 @@ def interleaved(
             for name in order:
                 if pause:
                     time.sleep(pause)
+                    rested = time.perf_counter()
                     calls[name]()
+                    while time.perf_counter() - rested < settle:
+                        calls[name]()
                 samples[name].append(_seconds(calls[name], wait))
             rounds += 1
             progress(min(1.0, rounds / repeats))

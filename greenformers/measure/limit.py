@@ -1,8 +1,10 @@
 """Calls that may run out of memory: that becomes an exception instead of the end of the program."""
 
+import math
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -12,6 +14,12 @@ T = TypeVar("T")
 
 RESERVE = 0.1
 """Share of the free memory that is left to other programs."""
+
+GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files in which a container finds the most bytes that it may take, and those it has, by version of control groups."""
 
 
 class OutOfMemory(Exception):  # noqa: N818
@@ -29,8 +37,17 @@ class OutOfMemory(Exception):  # noqa: N818
 def free(device: torch.device) -> float:
     """Bytes of memory that a call may take on a device."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    return (1 - RESERVE) * psutil.virtual_memory().available
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for such calls
+        return float(torch.cuda.mem_get_info(device)[0] + kept)
+    return (1 - RESERVE) * max(0.0, min(psutil.virtual_memory().available, _of_group()))
+
+
+def _of_group() -> float:
+    """Bytes that this program's container leaves; infinite where there is none, or none with a limit."""
+    for most, taken in GROUPS:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            return int(Path(most).read_text()) - int(Path(taken).read_text())
+    return math.inf
 
 
 def attempt(call: Callable[[], T], device: torch.device, limit: float | None = None) -> T:

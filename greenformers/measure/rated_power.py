@@ -5,6 +5,7 @@ memory:    constant, by the number of modules that so much of it usually takes
 """
 
 import math
+import os
 import platform
 import re
 import subprocess
@@ -40,7 +41,7 @@ def rated_watts(model: str, threads: int, sockets: int = 1) -> float:
         sockets: Processors of the machine.
     """
     watts = _listed_watts(model)
-    return sockets * (PER_THREAD * threads if watts is None else watts)
+    return PER_THREAD * threads if watts is None else sockets * watts
 
 
 def _listed_watts(model: str) -> float | None:
@@ -110,6 +111,8 @@ def _sockets(lines: Iterable[str]) -> int:
 
 def _output_of(command: str) -> list[str]:
     try:
-        return subprocess.run([command], capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+        plain = {**os.environ, "LC_ALL": "C"}  # in other languages its words are others
+        ended = subprocess.run([command], capture_output=True, text=True, check=True, timeout=10, env=plain)
+        return ended.stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return []

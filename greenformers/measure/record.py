@@ -276,7 +276,8 @@ def check_machine(records: Sequence[Record], path: Path) -> None:
     here = machine()
     for there in (record.context["machine"] for record in records if "machine" in record.context):
         if there != here:
-            words = [f"{own['cpu']} with {own.get('threads', own['cores'])} threads" for own in (there, here)]
+            differ = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+            words = [", ".join(f"{name} {own.get(name, 'not told')}" for name in differ) for own in (there, here)]
             raise ValueError(f"{path} has figures of {words[0]}, and this is {words[1]}: name another file")
 
 
@@ -298,9 +299,12 @@ def with_ratios(records: Sequence[Record], to: str, *, across: Sequence[str] = (
     for record in records:
         ratio = None
         reference = base.get(key(record))
-        if reference and record.value:
+        if reference is not None and record.value == reference:
+            ratio = 1.0  # two that make no error are alike
+        elif reference and record.value:
             ratio = _times_better(record.metric, record.value, reference)
-        rated.append(replace(record, ratio=ratio, to=to if ratio is not None else None))
+        beside = record.to if record.interval else None  # of an interval of a difference
+        rated.append(replace(record, ratio=ratio, to=to if ratio is not None else beside))
     return rated
 
 
@@ -322,7 +326,8 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
     _check_ratios(records)
     path.parent.mkdir(exist_ok=True)
     ids = _contexts(path) if path.is_file() else ()
-    text = "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), ids))
+    text = "" if not path.is_file() or _ends_in_a_line(path) else "\n"
+    text += "".join(json.dumps(row) + "\n" for row in fold(map(asdict, records), ids))
     # Unbuffered: a buffer would be written again when the file closes, after the truncation.
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -334,6 +339,11 @@ def append(path: str | Path, records: Iterable[Record]) -> None:
             if path.is_file():  # a device cannot be truncated
                 os.truncate(path, before)
             raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _ends_in_a_line(path: Path) -> bool:
+    """Whether a file is empty or ends where a line does, which an editor may have left out."""
+    return path.read_bytes()[-1:] in (b"", b"\n")
 
 
 def read(path: str | Path) -> list[Record]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, StaticLayer
 
 from greenformers.attention import Attention, Role
 from greenformers.depth import Running
@@ -322,5 +322,8 @@ class CrossAttention(Projected):
         if cache is not None:
             check_place(cache.cross_attention_cache, layer)
             cache.is_updated[layer] = True
+            layers = cache.cross_attention_cache.layers
+            if reduces and layer < len(layers) and isinstance(layers[layer], StaticLayer):
+                layers[layer] = DynamicLayer()  # of their own number, whatever room was made for the source
             k, v = cache.cross_attention_cache.update(k, v, layer)
         return k, v

@@ -18,7 +18,7 @@ from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.block import BlockLayer, Layer, feed, feed_forward_of, layer_of, number, places_of
 from greenformers.model.cache import length_of, make_room
 from greenformers.model.config import GreenformerConfig
-from greenformers.model.embedding import Embedding
+from greenformers.model.embedding import Embedding, without_padding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
@@ -302,6 +302,8 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if position_ids is not None:
             positions = self.positions(position_ids, tokens)
         encoder_mask = self._encoder_mask(encoder_attention_mask, encoder_hidden_states)
+        if inputs_embeds is not None:
+            inputs_embeds = without_padding(inputs_embeds, key_mask)
         x = self.embedding(input_ids, positions=positions, inputs_embeds=inputs_embeds, types=token_type_ids)
         self.check_hidden_states(output_hidden_states)
         last = 0 if self.config.output_hidden_states or output_hidden_states else logits_to_keep

@@ -27,6 +27,10 @@ class Placed(nn.Module):
         if word is not None:
             word.is_scaled = self.scales_tokens  # its vectors start as large as the positions that are added to them
         self.norm = norm_of(config, d) if config.resolved("embedding_norm", causal=causal) else nn.Identity()
+        if word is not None and isinstance(self.norm, nn.Identity):
+            # A row of zeros would go through pre-norms as it is, each of which multiplies its gradient by eps^-1/2: a
+            # text may begin with the token, where that also ends texts.
+            word.padding_idx = None
         self.widen = nn.Linear(d, config.hidden_size) if d != config.hidden_size else nn.Identity()
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
@@ -156,3 +160,13 @@ def draw_embeddings(word: nn.Embedding, std: float) -> None:
     nn.init.normal_(word.weight, std=std)
     if word.padding_idx is not None and not was_loaded(word.weight):
         nn.init.zeros_(word.weight[word.padding_idx])
+
+
+def without_padding(embeds: Float[Tensor, "B N e"], mask: Bool[Tensor, "B M"] | None) -> Float[Tensor, "B N e"]:
+    """Embeddings with 0 at padding, which may hold anything, NaN too.
+
+    Args:
+        embeds: Embeddings of the last N positions.
+        mask: True = keep, of all positions; None where all are kept.
+    """
+    return embeds if mask is None else embeds.masked_fill(~mask[:, -embeds.shape[1] :, None], 0.0)

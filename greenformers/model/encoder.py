@@ -21,11 +21,11 @@ from greenformers.lowrank.linear import LED, HeadLED, draw
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
 from greenformers.model.config import SHARED, GreenformerConfig
-from greenformers.model.embedding import Embedding, checked, counted, draw_embeddings
+from greenformers.model.embedding import Embedding, checked, counted, draw_embeddings, without_padding
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.packed import Lengths, is_one_text, packing
-from greenformers.model.stack import of_keys, run
+from greenformers.model.stack import mean_of, of_keys, run
 from greenformers.position import Position
 
 
@@ -104,6 +104,11 @@ class GreenformerPreTrainedModel(PreTrainedModel):
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """The tied weights, with those that layers share, whether or not embeddings are tied."""
         return super().get_expanded_tied_weights_keys(all_submodels) | ({} if all_submodels else self._shared)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+        """The mask of tokens unchanged, as all mechanisms take it; `generate` calls this for a static cache."""
+        return attention_mask
 
     def kernels(self) -> AbstractContextManager[object]:
         """A `with` block of torch's plain products where `attn_implementation` is "eager", else of its kernels.
@@ -280,6 +285,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
         key_mask = self.key_mask("attention_mask", attention_mask, given, has_cls=input_values is not None)
         if input_values is not None and key_mask is not None:  # padding may be NaN
             input_values = input_values.masked_fill(~key_mask[:, 1:, None], 0.0)
+        if inputs_embeds is not None:
+            inputs_embeds = without_padding(inputs_embeds, key_mask)
         positions = counted(key_mask)
         if position_ids is not None:
             positions = self.positions(position_ids, given, has_cls=input_values is not None)
@@ -320,6 +327,4 @@ class GreenformerModel(GreenformerPreTrainedModel):
             return seed[:, 0]
         if self.config.pooling == "cls":
             return x[:, 0] if key_mask is None else x[torch.arange(len(x), device=x.device), first_of(key_mask)]
-        if key_mask is None:
-            return x.mean(1)
-        return (x * key_mask[:, :, None]).sum(1) / key_mask.sum(1, keepdim=True).clamp(min=1)
+        return mean_of(x, key_mask)

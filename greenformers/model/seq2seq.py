@@ -136,6 +136,17 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
         super().__init__(config, GreenformerModel)
         self.post_init()
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resize both embeddings and the scores, as of transformers, whether they are tied or not."""
+        words: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        own = cast(nn.Embedding, self.decoder.get_input_embeddings())
+        if len(own.weight) != len(words.weight):
+            new = self._get_resized_embeddings(own, len(words.weight), mean_resizing=mean_resizing)
+            self.decoder.set_input_embeddings(new)
+        return words
+
     @can_return_tuple
     def forward(
         self,

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from greenformers.attention._contract import accurate
 from greenformers.depth import Depth, Exits, Running
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
 from greenformers.model.cache import length_of
@@ -162,7 +163,8 @@ def mean_of(x: Float[Tensor, "B M d"], mask: Bool[Tensor, "B M"] | None) -> Floa
     """The mean over kept positions."""
     if mask is None:
         return x.mean(1)
-    return x.masked_fill(~mask[..., None], 0.0).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+    total = x.masked_fill(~mask[..., None], 0.0).sum(1, dtype=accurate(x))  # which float16 might not hold
+    return (total / mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 def rotation_of(

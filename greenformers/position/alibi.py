@@ -29,7 +29,7 @@ class Alibi(Position):
         self.slopes = slopes(place.heads)
 
     def bias(self, distance: Int[Tensor, "N M"]) -> Float[Tensor, "H N M"]:  # noqa: D102
-        rates = torch.tensor(self.slopes, device=distance.device)
+        rates = torch.tensor(self.slopes, dtype=torch.float32, device=distance.device)
         return -rates[:, None, None] * distance.abs()
 
 

@@ -59,7 +59,7 @@ class T5(Position):
         far = distance.clamp(min=0) if self.place.causal else distance.abs()
         exact = count // 2
         growth = (count - exact) / math.log(self.farthest / exact)
-        logarithmic = exact + ((far.clamp(min=1) / exact).log() * growth).long()
+        logarithmic = exact + ((far.clamp(min=1).float() / exact).log() * growth).long()
         return start + torch.where(far < exact, far, logarithmic.clamp(max=count - 1))
 
     def bias(self, distance: Int[Tensor, "N M"]) -> Float[Tensor, "H N M"]:  # noqa: D102

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from greenformers.advise.prices import Prices
-from greenformers.advise.recommend import Need, Row, group_of
+from greenformers.advise.recommend import MEASURED, Need, Row, group_of
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import METRICS
 from greenformers.search.advice import MARGIN, Advice, Measured
@@ -65,7 +65,7 @@ def _caption(rows: Sequence[Row], prices: Prices, left_out: int) -> str:
         "Estimated times are arithmetic with three rates of this machine: half of them are off by more than "
         f"{100 * prices.error:.0f} %." if estimated else "",
         "Measured times are those of one layer, as often as there are layers."
-        if any(row.evidence == "measured here" for row in rows) else "",
+        if any(row.evidence == MEASURED for row in rows) else "",
         "Memory and parameters: arithmetic, of the layers. Loses: validation loss a byte against dense attention's, by "
         "a small language model of two layers, with its options as they are by default.",
         f"{left_out} slower candidates are left out: --top shows more." if left_out else "",

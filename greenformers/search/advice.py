@@ -29,7 +29,7 @@ from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
-from greenformers.search.lab import Lab
+from greenformers.search.lab import Lab, share_kept
 from greenformers.search.recipes import Recipe, Setting, name_of
 from greenformers.search.search import Plan, Search
 from greenformers.search.space import Genes, Space
@@ -190,21 +190,23 @@ def advise(
         search.run()
         tried = [(), *(space.recipe(genes) for genes in shown(search))]
         models = {name_of(recipe): lab.made(recipe) if recipe else model for recipe in tried}
+    refused: dict[str, str] = {}
     if runtime == TORCH:
         records = compared(
             models, judged, reader, benchmark="advice", lengths=[timed], batch=batch, repeats=REPEATS, country=country,
             about=about, progress=progress,
         )  # fmt: skip
     else:
-        records = compared_in(
+        records, refused = compared_in(
             runtime, models, judged, reader, calibration, length=length, batch=batch, repeats=REPEATS, country=country,
             about=about, progress=progress,
         )  # fmt: skip
     metric = next(name for name in QUALITIES if any(record.metric == name for record in records))
-    rows = [_row(recipe, records, metric, batch, intensity) for recipe in tried]
+    rows = [_row(recipe, records, metric, batch, intensity) for recipe in tried if name_of(recipe) not in refused]
+    no = [Measured(recipe, refused=refused[name_of(recipe)]) for recipe in tried if name_of(recipe) in refused]
     learnt = sum(len(inputs["input_ids"]) for inputs in calibration) if isinstance(seen, Texts) else len(seen)
     setting = Setting(timed, batch, max(1, learnt * 19 // 20))
-    return Advice([*sorted(rows, key=lambda row: row.milliseconds), *_refused(search)], metric, setting, records)
+    return Advice([*sorted(rows, key=lambda row: row.milliseconds), *no, *_refused(search)], metric, setting, records)
 
 
 def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
@@ -233,11 +235,20 @@ def _refused(search: Search) -> list[Measured]:
     return rows
 
 
+def _share(metric: str, before: float, after: float) -> float:
+    """The share of a quality that is kept; all of it where both are 0, as error rates may be."""
+    if after == before:
+        return 1.0
+    return share_kept(metric, before, after) if before > 0 else 0.0
+
+
 def _row(recipe: Recipe, records: Sequence[Record], metric: str, batch: int, intensity: float) -> Measured:
     of = {record.metric: record for record in records if record.variant == name_of(recipe)}
     latency, size, quality = of["latency"], of["size"], of[metric]
+    before = next(record.value for record in records if record.metric == metric and record.variant == name_of(()))
     return Measured(
-        recipe, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"), quality.ratio or 0.0,
+        recipe, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"),
+        _share(metric, before, quality.value),
         quality.value, quality.interval, size.value,
         # mWh of one batch are kWh of a million batches.
         of["energy_inference"].value / batch * intensity / 1000,

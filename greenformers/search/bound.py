@@ -63,9 +63,9 @@ class Bound:
         """
         fit = [trial for trial in trials if self.met_by(trial)]
         if self.lose is not None:
-            return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=lambda trial: trial.lost)
+            return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=_loses_least)
         fastest = max(trial.speed for trial in trials)
-        return min(fit or [trial for trial in trials if trial.speed >= (1 - NOISE) * fastest], key=lambda t: t.lost)
+        return min(fit or [trial for trial in trials if trial.speed >= (1 - NOISE) * fastest], key=_loses_least)
 
     def hoped(self, best: Trial, expected: Sequence[Trial], unsure: float) -> Trial:
         """What is worth most to be made of some trials that are expected; the best so far, where nothing is.
@@ -80,7 +80,8 @@ class Bound:
             unsure: Standard deviation of the logarithm of that loss.
         """
         if self.lose is None:
-            return self.nearest([best, *expected])
+            chosen = self.nearest([best, *expected])
+            return best if self.met_by(best) and chosen.lost >= best.lost else chosen
         slowest, most = best.speed if self.met_by(best) else 1.0, log(self.lose + EPSILON)
         chosen, greatest = best, 0.0
         for trial in expected:
@@ -89,3 +90,8 @@ class Bound:
             if chance >= HOPELESS and gain > greatest:
                 chosen, greatest = trial, gain
         return chosen if greatest or self.met_by(best) else self.nearest([best, *expected])
+
+
+def _loses_least(trial: Trial) -> tuple[float, float]:
+    """The order of trials by their loss; of those that lose the same, as classifiers often do, the fastest is first."""
+    return trial.lost, -trial.speed

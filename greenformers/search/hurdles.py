@@ -114,10 +114,10 @@ class Hurdles:
 
         What is too slow is worse than all that is fast enough, and the better the faster; one that cannot be is worst.
         """
-        seen = [trial for trial in self.tries.trials.seen if trial.genes == genes and trial.speed > 0]
-        if not seen:
+        seen = [trial for trial in self.tries.trials.seen if trial.genes == genes]
+        last = max(seen, key=lambda trial: trial.steps, default=None)
+        if last is None or not last.speed > 0:  # also one whose training for more steps diverged
             return float("-inf")
-        last = max(seen, key=lambda trial: trial.steps)
         too_slow = last.refused is not None or last.speed < (self.plan.bound.faster or 0)
         return last.speed - TOO_SLOW if too_slow else self.merit(last)
 

@@ -1,5 +1,6 @@
 """Where networks are trained for a search: each for some steps, judged and timed beside the network of the settings."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
@@ -41,12 +42,14 @@ class NetworkLab:
         seed: Seed of weights and order of the examples.
         least: Least speed-up of a network that is trained. The speed is that of untrained weights as well, and what is
             slower than asked for need not be trained.
+        kept: Function of a name and of one that gives a figure, which it calls where no earlier run of the search did.
     """
 
     space: NetworkSpace
     objective: Objective
     seed: int
     least: float = 0.0
+    kept: Callable[[str, Callable[[], float]], float] = lambda _, measure: measure()
     _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
 
     def trial(self, genes: Genes, steps: int, turn: Turn = lambda work: work(), speed: float | None = None) -> Trial:
@@ -82,16 +85,18 @@ class NetworkLab:
         return Trial(genes, steps, speed, 1 - quality / of_base, parameters(base) / parameters(model))
 
     def base(self, steps: int) -> tuple[PreTrainedModel, float]:
-        """The network of the settings, trained for so many steps, and its quality.
+        """The network of the settings, as it is before training, and its quality after so many steps.
 
         Raises:
             ValueError: It has no quality that others could be compared with.
         """
         if steps not in self._base:
-            model, quality = self.trained(self.space.start, steps)
+            start = self.space.start
+            # A search that was stopped does not train it again, and would end sooner if it did.
+            quality = self.kept(f"base-{self.seed}-{steps}", lambda: self.trained(start, steps)[1])
             if not quality > 0:
                 raise ValueError(f"the network of the settings has no quality after {steps} steps: {quality:.3g}")
-            self._base[steps] = model, quality
+            self._base[steps] = self.network(start), quality
         return self._base[steps]
 
     def speed_up(self, base: PreTrainedModel, model: PreTrainedModel) -> float:

@@ -119,7 +119,7 @@ def find_network(
     """
     # What is not as fast as asked for was not trained; another loss chooses among the same networks.
     # Speeds of another machine would be taken for those of this one.
-    there = {name: about.get("machine", {}).get(name) for name in ("cpu", "gpu")}
+    there = {name: about.get("machine", {}).get(name) for name in ("cpu", "gpu", "threads")}
     same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": job.bound.faster, "minutes": None}, there]))
     goes_on = resume and (out / ABOUT).is_file()
     if not goes_on:
@@ -180,8 +180,10 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
     means = [Trial(start, steps, 1.0, 0.0, 1.0)]
     trainings: dict[Genes, list[Trial]] = {trial.genes: [trial] for trial in top}
     for seed in range(1, AGAIN + 1):
-        lab = NetworkLab(hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed)
         trials = Trials(out / TRIALS.replace("trials", f"trials-{seed}"), others.rank)
+        lab = NetworkLab(
+            hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed, kept=trials.measured_once
+        )  # fmt: skip
         once_more = Hurdles(hurdles.space, lab, hurdles.plan, Tries(trials, others=others))
         once_more.train_all([*trainings], steps)
         for trial in trials.done(steps):
@@ -221,10 +223,9 @@ def _prepared(
     least = 2 if base.low_rank_training == "dense_first" else 1
     rungs = tuple(dict.fromkeys(max(least, steps // part) for part in RUNGS))
     plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
-    hurdles = Hurdles(
-        space, NetworkLab(space, objective, base.seed, job.bound.faster or 1.0), plan,
-        Tries(Trials(out / TRIALS, others.rank), lambda trial: told(hurdles, trial), others=others),
-    )  # fmt: skip
+    trials = Trials(out / TRIALS, others.rank)
+    lab = NetworkLab(space, objective, base.seed, job.bound.faster or 1.0, trials.measured_once)
+    hurdles = Hurdles(space, lab, plan, Tries(trials, lambda trial: told(hurdles, trial), others=others))
     return hurdles, task.objective
 
 

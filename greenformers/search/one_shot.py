@@ -37,6 +37,9 @@ MOST = 64
 RATE, DECAY, BETAS = 3e-2, 1e-3, (0.5, 0.999)
 """Learning rate, weight decay and betas of the alphas; the rate is higher than in DARTS, as there are fewer steps."""
 
+SEEKING = 1.25
+"""How many times the seconds of its plan a search takes before no more networks that are too slow are passed over."""
+
 WEIGHT = 2.0
 """Weight of the logarithm of the expected time beyond what is asked for, in the loss of the alphas."""
 
@@ -142,7 +145,8 @@ def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
     for row in rows:
         if row == hurdles.space.start or not hurdles.space.legal(row):  # the first is as fast as itself, and trained
             continue
-        if hurdles.train(row, hurdles.plan.rungs[-1]).refused is None:
+        refused = hurdles.train(row, hurdles.plan.rungs[-1]).refused is not None
+        if not refused or hurdles.tries.trials.seconds > SEEKING * hurdles.plan.seconds:
             return
 
 

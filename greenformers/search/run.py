@@ -14,6 +14,7 @@ from greenformers.checkpoint.pretrained import check_tokenizer, features_of, pre
 from greenformers.checkpoint.save import check_place
 from greenformers.checkpoint.structure import changes_of
 from greenformers.compress.job import Job
+from greenformers.compress.parts import split
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, read_parts
 from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by, usual_length
@@ -96,7 +97,9 @@ def find(
     check_runtime(runtime)
     if not minutes > 0:
         raise ValueError(f"minutes must be above 0, got {minutes:g}")
-    folder = Unfinished.of(out, ["search", model, asdict(job), runtime], files_of(model, job)).folder
+    # Times of another machine, and recipes by their numbers of another version, are not those of this one.
+    where = [about.get(name) for name in ("machine", "greenformers", "torch", "transformers")]
+    folder = Unfinished.of(out, ["search", model, asdict(job), runtime, where], files_of(model, job)).folder
     with each_alone() as others:
         search, parts, gone = _prepared(model, job, bound, runtime, 60 * minutes, folder, told, others)
         search.run()
@@ -209,12 +212,16 @@ def _prepared(
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
     parts, gone = apart(read_parts(reading, replace(job, length=length), reader))
+    parts |= {"judging": _once(parts["judging"], reader)}
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])
     if count < LEAST:
         name = parts["judging"].name
         raise ValueError(f"{name} leaves {count} examples to judge by; a search needs at least {LEAST}")
     seen, unseen = halves(parts["judging"], count)
+    check_examples(original, unseen, reader)
+    if runtime != TORCH:  # a part of which calibrates the file for it, and the rest judges that
+        check_examples(original, split(unseen, ["judging", "calibration"], 0)["judging"], reader)
     # What is made in the end is calibrated with as many as the job says.
     few = parts | {"calibration": _some(parts["calibration"])}
     given = given_by(original, original, reader, few, reading, replace(job, length=length), lambda *_: None)
@@ -230,6 +237,19 @@ def _prepared(
     trials = Trials(folder / "trials.jsonl", others.rank)
     search = Search(space, lab, plan, trials, lambda trial: told(search, trial), others=others)
     return search, parts | {"judging": unseen}, gone
+
+
+def _once(examples: Examples, reader: Reader) -> Examples:
+    """Examples without texts that were there before: what a search has seen is not to judge it in the end.
+
+    Lines of language models are running text, in which a line may stand twice.
+    """
+    if not isinstance(examples, Texts) or reader.task in ("causal_lm", "masked_lm"):
+        return examples
+    first: dict[frozenset[str], int] = {}
+    for place, row in enumerate(examples.segments):
+        first.setdefault(frozenset(row), place)
+    return examples.at([*first.values()])
 
 
 def _some(examples: Examples) -> Examples:

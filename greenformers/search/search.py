@@ -147,6 +147,9 @@ class Search:
         least = self._tries.first(HURDLES[0] * step / QUICKER)
         if least > (HEALING - TRYING) * self.plan.seconds:
             self.plan = replace(self.plan, heals=False)
+            legal = self.space.legal
+            useless = [place for place, slot in enumerate(self.space.slots) if slot[0].needs_healing]
+            self.space = replace(self.space, legal=lambda genes: not any(genes[at] for at in useless) and legal(genes))
             whole = least / (HEALING - TRYING) / 60
             self.notes.append(f"Nothing was healed: that takes {whole:,.0f} minutes at least, see --minutes.")
 

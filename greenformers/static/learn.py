@@ -181,16 +181,19 @@ def _given(
 
 @torch.no_grad()
 def _alone(teacher: PreTrainedModel, tokenizer: Any, size: int, progress: Progress) -> Tensor:
-    """What the teacher gives to each token alone (V, d), of unit length."""
+    """What the teacher gives to each token alone (V, d), of unit length; 0 for those that it has no embedding of."""
     letter = tokenizer("a", return_special_tokens_mask=True)
     places = [at for at, special in enumerate(letter["special_tokens_mask"]) if not special]
     before, after = (letter["input_ids"][: places[0]], letter["input_ids"][places[-1] + 1 :])
     pool, parts = pooling_of(teacher), []
+    own: Any = teacher.get_input_embeddings()
+    there = min(size, int(own.weight.shape[0]))
     with evaluating(teacher):
-        for start in range(0, size, TOKENS):
-            tokens = torch.arange(start, min(start + TOKENS, size))
+        for start in range(0, there, TOKENS):
+            tokens = torch.arange(start, min(start + TOKENS, there))
             ids = torch.stack([torch.tensor([*before, token, *after]) for token in tokens.tolist()])
             mask = torch.ones_like(ids)
             parts.append(pool(teacher(input_ids=ids, attention_mask=mask).last_hidden_state, mask).float())
-            progress("asking the teacher for tokens", min(start + TOKENS, size) / size)
-    return torch.nn.functional.normalize(torch.cat(parts), dim=1)
+            progress("asking the teacher for tokens", min(start + TOKENS, there) / there)
+    rows = torch.nn.functional.normalize(torch.cat(parts), dim=1)
+    return torch.nn.functional.pad(rows, (0, 0, 0, size - there))

@@ -62,7 +62,9 @@ def test_autocast_to_bfloat16(row, causal):
         torch.autograd.grad(kept(y, mask).float().square().mean(), everything, materialize_grads=True)
         for y in (out, expected)
     )
-    torch.testing.assert_close(grads, expected_grads, **TOLERANCE[torch.bfloat16])
+    for grad, right in zip(grads, expected_grads, strict=True):
+        size = right.abs().max().clamp(min=1e-12)  # they are small: as shares of the largest
+        torch.testing.assert_close(grad.float() / size, right / size, **TOLERANCE[torch.bfloat16])
 
 
 def test_products_before_they_are_scaled_may_be_beyond_float16():

@@ -276,3 +276,12 @@ def test_no_causal_form():
 def test_a_memory_of_another_length():
     with pytest.raises(ValueError, match=r"memory must be \(5, 12, 15\).*, got \(5, 11, 15\)"):
         make()[0](draw(), None, draw())
+
+
+def test_large_scores_in_float16():
+    block = build("star", Size(width=64, heads=1, hidden=64, max_len=8))
+    with torch.no_grad():
+        for layer in (block.satellites.q, block.satellites.k):
+            layer.weight.copy_(40 * torch.eye(64))
+            layer.bias.zero_()
+    assert block.half()(torch.ones(1, 4, 64).half())[0].isfinite().all()

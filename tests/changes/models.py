@@ -1,6 +1,7 @@
 """Folders with tiny models and their tokenizers, and texts they know."""
 
 import random
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -19,11 +20,19 @@ def sentences(count: int, seed: int = 0) -> list[str]:
     return [" ".join(draw.choices(WORDS, k=draw.randint(3, 9))) for _ in range(count)]
 
 
-def tokenizer(name: str) -> PreTrainedTokenizerFast:
+@cache
+def words() -> str:
+    """A tokenizer of the words, as text."""
     made = Tokenizer(WordLevel(unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.train_from_iterator(sentences(200), WordLevelTrainer(special_tokens=SPECIAL, show_progress=False))
     assert made.get_vocab_size() < 53
+    text: str = made.to_str()
+    return text
+
+
+def tokenizer(name: str) -> PreTrainedTokenizerFast:
+    made = Tokenizer.from_str(words())
     if name == "gpt2":
         return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[SEP]", unk_token="[UNK]")
     made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,21 @@ def reloaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return read_again(tmp_path_factory.mktemp("changed"), models())
 
 
+@contextmanager
+def refused() -> Iterator[None]:
+    """What happens here is refused by this library, in words: an error of torch or transformers is none of ours."""
+    with pytest.raises(ValueError, match=r"\w+ .*\w") as caught:
+        yield
+    assert "greenformers" in Path(caught.traceback[-1].path).parts[-4:-1], caught.traceback[-1]
+
+
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None:
     if not applies(row, name):
         model = network(name)
         before = snapshot(model)
-        with pytest.raises(ValueError, match=r"\w+ .*\w"):
+        with refused():
             apply(model, [row.change], name)
         check_same(before, snapshot(model))
         return
@@ -98,14 +107,14 @@ def test_copies_types_and_state_dicts(row: Row, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "description"), [(row.name, hostile) for row in ROWS for hostile in row.hostile])
 def test_hostile_descriptions_are_refused(name: str, description: Any) -> None:
-    with pytest.raises(ValueError, match=r"\w+ .*\w"):
+    with refused():
         place(network("bert"), Description({name: description}))
 
 
 @pytest.mark.parametrize("described", [{"changes": {"os": {}}}, {"changes": []}, {"changes": {"int8": {}}, "order": []},
                                        {"changes": {"int8": {}}, "order": 3}, {"changes": {"_int8": {}}}])  # fmt: skip
 def test_descriptions_of_no_change_are_refused(described: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"\w+ .*\w"):
+    with refused():
         Description.read(described)
 
 

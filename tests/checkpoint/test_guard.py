@@ -100,18 +100,21 @@ def test_merged_nobody_is_stopped(tmp_path: Path) -> None:
 
 def test_the_trainer_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     row = {"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}
-    lost = []
-    for resume in (False, True):
-        model = changed("bert")
+
+    def losses(folder: Path, steps: int, resume: bool) -> list[float]:
         arguments = TrainingArguments(
-            str(tmp_path), max_steps=4 if resume else 2, per_device_train_batch_size=2, use_cpu=True, report_to="none",
+            str(folder), max_steps=steps, per_device_train_batch_size=2, use_cpu=True, report_to="none",
             save_strategy="steps", save_steps=2, disable_tqdm=True, logging_steps=1, dataloader_pin_memory=False,
+            lr_scheduler_type="constant", learning_rate=1e-2,
         )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=[row] * 8)
+        trainer = Trainer(changed("bert"), arguments, train_dataset=[row] * 8)
         trainer.train(resume_from_checkpoint=resume)
-        lost.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-    assert len(lost[1]) == 4
-    assert lost[1][:2] == lost[0]
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    whole = losses(tmp_path / "whole", 4, False)
+    assert losses(tmp_path / "parts", 2, False) == whole[:2]
+    assert losses(tmp_path / "parts", 4, True) == whole
+    assert len(set(whole)) == 4
 
 
 @pytest.mark.parametrize("guards", [3, "bert", [1], {}])

@@ -272,6 +272,7 @@ def test_of_ranks_wider_than_the_network_dense_is_left(
     shown = capsys.readouterr().out
     assert "transformer" in shown
     assert "At rank 8 and N" in shown
+    assert "left out: rank 64, larger than the width d of 8" in shown
 
 
 def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

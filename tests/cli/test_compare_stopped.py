@@ -146,3 +146,11 @@ def test_low_rank_training_is_for_low_rank_variants_alone(monkeypatch: pytest.Mo
     monkeypatch.setattr(compare, "costs", interrupted(compare.costs, 0, signal.SIGINT, []))
     assert run(monkeypatch, *words(tmp_path, "--low-rank-training", "dense_first")) == 128 + signal.SIGINT
     assert ways == {"transformer": "adamw", "lrt": "dense_first", "linformer": "adamw"}
+
+
+def test_a_variant_that_diverges_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refused(monkeypatch, capsys, *words(tmp_path, "--learning-rate", "1e30"))
+    assert "transformer cannot be compared: " in told
+    assert "try a lower learning rate" in told

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.usefixtures("drafts")
 
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-WORDS = ("search", "--data", "digits", "--limit", "200", "--steps", "18", "--batch", "16", "--layers", "1", "--vary",
-         "rank,heads,feed-forward", "--lose", "20%", "--minutes", "0.05")  # fmt: skip
+WORDS = ("search", "--data", "digits", "--limit", "100", "--steps", "6", "--batch", "16", "--layers", "1",
+         "--hidden", "16", "--feed-forward", "32", "--vary", "rank,heads,feed-forward", "--lose", "20%",
+         "--minutes", "0.05")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -47,29 +48,39 @@ def test_stopped_it_goes_on_and_both_networks_are_runs(tmp_path: Path, monkeypat
         assert run(monkeypatch, *WORDS, "--out", str(out)) != 0
     assert "--resume goes on" in capsys.readouterr().out.replace("\n", " ")
     assert run(monkeypatch, *WORDS, "--out", str(out)) == 2
+    assert "out must be a new or empty folder" in told(capsys)
     assert run(monkeypatch, *WORDS, "--heads", "2", "--resume", "--out", str(out)) == 2
-    capsys.readouterr()
+    assert "holds a search with other settings than these" in told(capsys)
     with monkeypatch.context() as patch:
         patch.setattr("greenformers.search.network_run.least_minutes", lambda *_: 7.0)
         assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+    assert "minutes must be at least" in told(capsys)
     assert len((out / "search/trials.jsonl").read_text().splitlines()) >= 2, "what was tried stays"
     capsys.readouterr()
     assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 0
     shown = capsys.readouterr().out
     assert len([line for line in shown.splitlines() if re.match(r" *\d+ +\d+ steps: ", line)]) >= 2
-    for text in ("The front of networks trained for 18 steps", "On the test split: Accuracy"):
+    for text in ("The front of networks trained for 6 steps", "On the test split: Accuracy"):
         assert text in " ".join(shown.split()), text
     for name in ("base", "best"):
         assert json.loads((out / name / "scores.json").read_text())["accuracy"] >= 0
         assert runs.trained(out / name).config.num_hidden_layers == 1
     page = (out / "report/index.html").read_text()
     assert "after as many steps" in page
-    assert re.search("greenformers train .*--steps 18 .*--data digits", page)
+    assert re.search("greenformers train .*--steps 6 .*--data digits", page)
     assert len((out / "results.jsonl").read_text().splitlines()) == 6  # a context, and five figures
     assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+    assert "its search ran to its end" in told(capsys)
 
 
-def test_another_best_takes_the_place_of_one_that_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+def told(capsys: Captured) -> str:
+    """What a command wrote as its errors, in one line."""
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_another_best_takes_the_place_of_one_that_was_stopped(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
     out = tmp_path / "found"
     assert run(monkeypatch, *WORDS, "--out", str(out)) == 0
     (out / "results.jsonl").unlink()
@@ -80,7 +91,9 @@ def test_another_best_takes_the_place_of_one_that_was_stopped(tmp_path: Path, mo
     assert json.loads(path.read_text()) == stored
     (out / "results.jsonl").unlink()
     monkeypatch.setattr("greenformers.measure.record.machine", lambda: {"cpu": "another", "cores": 1, "threads": 1})
+    capsys.readouterr()
     assert run(monkeypatch, *WORDS, "--resume", "--out", str(out)) == 2
+    assert "of another machine" in told(capsys)
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,10 @@ def test_memory_stays_within_what_was_stated(tmp_path: Path) -> None:
     here, there = context.Pipe(duplex=False)
     running = context.Process(target=summary_of, args=(tmp_path / "dense", tmp_path / "out", there))
     running.start()
+    there.close()
+    assert here.poll(120), "the child said nothing"
     said = re.search(r"at most ([\d.]+) GiB of memory, ([\d.]+) were stated", here.recv())
     running.join()
     assert said is not None
-    assert float(said[1]) <= float(said[2]) < 3 * float(said[1])
+    # How much less it may be is not asked: what earlier tests left free in this process is no growth.
+    assert 0 < float(said[1]) <= float(said[2])

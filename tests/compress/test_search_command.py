@@ -10,10 +10,11 @@ import pytest
 from command_line import listing, refused_unchanged, run
 
 import greenformers
-from greenformers.changes import Change, Heal, Int8, Layers
+from greenformers.changes import Change, Heal, Int8, Layers, LowRank
 from greenformers.changes._options import as_dict
 from greenformers.changes._recipe import read_recipe
 from greenformers.checkpoint.structure import structure
+from greenformers.compress import comparison
 from greenformers.compress.job import Job
 from greenformers.compress.run import Unfinished, files_of
 from greenformers.compress.run import run as compress
@@ -59,7 +60,7 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
     assert all(change.label in said for change in made)
     page = (out / "report" / "index.html").read_text()
     assert "greenformers compress BertModel" in page
-    assert "quality kept" in page or "recipe" in page
+    assert 'alt="Speed against quality kept. The front: ' in page
     assert str(home) not in page
 
 
@@ -163,6 +164,54 @@ def test_a_half_is_not_seen_by_the_search(home: Path, tmp_path: Path) -> None:
     seen, unseen = search.lab.examples, parts["judging"]
     assert len(seen) == len(unseen) == 15
     assert not set(seen.segments) & set(unseen.segments)
+
+
+def test_what_stands_twice_is_in_one_half_alone_which_is_checked_first(home: Path, tmp_path: Path) -> None:
+    def halves_of(rows: list[str]) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
+        (tmp_path / "pairs.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+        job = Job(texts=home / "texts.txt", evaluate=tmp_path / "pairs.tsv", length=16, lengths=())
+        search, parts, _ = running._prepared(
+            str(home / "BertModel"), job, Bound(lose=0.1), "torch", 10.0, tmp_path, lambda *_: None, Others()
+        )
+        seen, unseen = ({frozenset(row) for row in half.segments} for half in (search.lab.examples, parts["judging"]))
+        return seen, unseen
+
+    whole = (home / "pairs.tsv").read_text().splitlines()[1:]
+    seen, unseen = halves_of([row for row in whole for row in (row, row)])
+    assert len(seen) > 10 < len(unseen)
+    assert not seen & unseen
+    couples = [row.split("\t")[:2] for row in whole]
+    with pytest.raises(ValueError, match="where their scores differ"):
+        halves_of([f"{a}\t{b}\t{1 if at % 2 else at}" for at, (a, b) in enumerate(couples)])
+
+
+@pytest.mark.parametrize("at", ["machine", "torch"])
+def test_times_of_another_machine_are_those_of_another_search(
+    at: str, home: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    folders: list[Path] = []
+
+    def stop(*given: Any) -> None:
+        folders.append(given[5])
+        raise Stopped(15)
+
+    monkeypatch.setattr(running, "_prepared", stop)
+    for value in ("one", "other", "other"):
+        with pytest.raises(Stopped):
+            running.find(
+                str(home / "BertModel"), tmp_path / "small", Job(texts=home / "texts.txt"), Bound(faster=2.0),
+                minutes=1, about={at: value},
+            )  # fmt: skip
+    assert folders[0] != folders[1] == folders[2]
+
+
+def test_in_a_search_the_result_alone_is_judged(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    judged: list[str] = []
+    monkeypatch.setattr(comparison, "judge", lambda models, *_: judged.extend(models) or {})
+    job, recipe = Job(texts=home / "texts.txt", length=16, lengths=()), [Layers(1), LowRank(keep=0.5), Int8()]
+    compress(str(home / "BertModel"), recipe, tmp_path / "small", job, {}, lambda *_: None, within=0.0)
+    assert len(judged) == 2
+    assert judged[0] == "original"
 
 
 def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, monkeypatch: Patch) -> None:

@@ -60,11 +60,11 @@ class Layer(nn.Module):
 def act(depth, layer, x):
     """Graves 2016, eq. 5 to 12, as Dehghani 2018 halts each position; one sequence (n, d)."""
     count = len(x)
-    place = [sinusoidal(torch.tensor([i]), D)[0].double() for i in range(count)]
+    place = [sinusoidal(torch.tensor([i]), D, torch.float64)[0] for i in range(count)]
     s, outputs, R = list(x), [torch.zeros(D, dtype=torch.float64)] * count, [None] * count
     total, steps, halted = [0.0] * count, [0] * count, [False] * count
     for n in range(1, depth.size.steps + 1):
-        code = sinusoidal(torch.tensor([n]), D)[0].double()
+        code = sinusoidal(torch.tensor([n]), D, torch.float64)[0]
         u = [s[i] + place[i] + code for i in range(count)]
         new = list(s)
         for i in range(count):
@@ -85,14 +85,14 @@ def act(depth, layer, x):
 def listing(depth, layer, x):
     """Dehghani 2018, appendix C, as Tensor2Tensor runs it: states of halted positions go on changing."""
     count = len(x)
-    place = [sinusoidal(torch.tensor([i]), D)[0].double() for i in range(count)]
+    place = [sinusoidal(torch.tensor([i]), D, torch.float64)[0] for i in range(count)]
     state, y = list(x), [torch.zeros(D, dtype=torch.float64)] * count
     probability = [torch.zeros((), dtype=torch.float64)] * count
     remainders, updates = [torch.zeros((), dtype=torch.float64)] * count, [0] * count
     running, n = [True] * count, 0
     while any(running) and n < depth.size.steps:
         n += 1
-        code = sinusoidal(torch.tensor([n]), D)[0].double()
+        code = sinusoidal(torch.tensor([n]), D, torch.float64)[0]
         u = [state[i] + place[i] + code for i in range(count)]
         weights = []
         for i in range(count):
@@ -266,10 +266,18 @@ def test_positions_that_halted_are_left_out_and_nothing_changes(kind, form, monk
     for traced in (False, True):
         monkeypatch.setattr(file, "is_traced", lambda _, traced=traced: traced)
         model.zero_grad()
+        ponder = []
+        hooks = [
+            stack.depth.register_forward_hook(lambda *given, ponder=ponder: ponder.append(given[-1].loss))
+            for stack in stacks(model)
+        ]
         out = output(kind, model, ids, mask)[mask]
-        loss = out.square().sum() + sum(stack.depth.tau for stack in stacks(model))
-        loss.backward()
-        results.append([out.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        for hook in hooks:
+            hook.remove()
+        assert len(ponder) == len(hooks) > 0
+        (out.square().sum() + sum(ponder)).backward()
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        results.append([out.detach(), *(loss.detach() for loss in ponder), *grads])
     torch.testing.assert_close(*results, **CLOSE)
     steps = (model if kind == "encoder" else model.decoder if kind == "causal" else model.encoder)(ids, mask).steps
     assert len(steps[mask].unique()) > 1
@@ -361,7 +369,7 @@ def test_positions_come_before_every_step_unless_a_kind_is_named():
     assert model.depth.size.positions
     x = model.embedding(tokens())
     for n, layer in enumerate(model.layers, start=1):
-        x = layer(x + sinusoidal(torch.arange(N), 12) + sinusoidal(torch.tensor([n]), 12))
+        x = layer(x + sinusoidal(torch.arange(N), 12, x.dtype) + sinusoidal(torch.tensor([n]), 12, x.dtype))
     torch.testing.assert_close(model(tokens()).last_hidden_state, x)
     assert model.embedding.scales_tokens  # or tokens would be small beside sinusoids of amplitude 1
     shifted = model(tokens(), position_ids=torch.arange(3, N + 3)[None]).last_hidden_state
@@ -387,6 +395,7 @@ def test_attention_weights_and_no_hidden_states(kind):
     plain = model(ids, **given)
     torch.testing.assert_close(out[0], plain[0], **CLOSE)
     attentions = out.decoder_attentions if kind == "pair" else out.attentions
+    assert len(attentions) > 1
     assert all(weights.shape == (B, 2, N, N) for weights in attentions)
 
 

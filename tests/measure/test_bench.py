@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
@@ -150,6 +151,64 @@ def test_only_what_is_missing_is_measured(found: list[Record]) -> None:
 def test_what_an_earlier_run_did_not_ask_for_is_measured(found: list[Record]) -> None:
     again = measured(CELLS[:3], how=replace(HOW, memory=2.0**17, modes=("inference",)), records=found)
     assert {record.metric for record in again} == {"largest_batch_inference"}
+
+
+def test_another_limit_is_another_batch_and_another_country_other_co2(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = replace(HOW, memory=2.0**17, modes=("inference",))
+    first = measured(CELLS[:3], how=how)
+    assert not measured(CELLS[:3], how=how, records=first)
+    more = measured(CELLS[:3], how=replace(how, memory=2.0**20), records=first)
+    assert {record.metric for record in more} == {"largest_batch_inference"}
+
+    def energy_of(calls, _, country, **__):
+        return dict.fromkeys(calls, Spent(2.0, {"USA": 3.0, "FRA": 1.0}[country], "estimated", "guess"))
+
+    monkeypatch.setattr(module, "energy_of", energy_of)
+    american = measured(CELLS[:1], how=replace(HOW, country="USA", modes=("inference",)))
+    how = replace(HOW, country="FRA", modes=("inference",))
+    assert [(r.metric, r.value) for r in measured(CELLS[:1], how=how, records=american)] == [("co2_inference", 1.0)]
+
+
+def test_a_country_is_known_before_anything_is_measured() -> None:
+    with pytest.raises(ValueError, match="3-letter ISO code"):
+        How(country="DE")
+
+
+def test_each_length_is_compiled_for_its_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    symbolic: list[bool] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[object]) -> Callable[..., object]:
+        symbolic.append(any(isinstance(x, torch.SymInt) for x in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for length in (8, 16):
+        stack = Stack(NETWORK, Cell(BASELINE, None, length)).eval()
+        call(stack, torch.randn(32 // length, length, D), "inference", compiled=True)()
+    assert symbolic
+    assert not any(symbolic)
+
+
+def test_what_compiling_takes_is_no_part_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    class First(torch.nn.Module):
+        """It takes 64 MiB more in its first call, as one does that is compiled in it."""
+
+        def __init__(self, network: torch.nn.Module) -> None:
+            super().__init__()
+            self.network, self.fresh = network, True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.fresh:
+                self.fresh = False
+                torch.zeros(64 * MIB, dtype=torch.uint8)
+            out: torch.Tensor = self.network(x)
+            return out
+
+    monkeypatch.setattr(module, "Compiled", First)
+    found = measured(CELLS[:1], how=replace(HOW, modes=("inference",), compiled=True, memory=4.0 * MIB))
+    assert of(CELLS[0], found)["peak_memory_inference"].value < 1
+    assert of(CELLS[0], found)["largest_batch_inference"].value > 1
 
 
 def test_one_mode_alone_and_progress_to_the_end() -> None:

@@ -1,5 +1,7 @@
 """Correlations against those of scipy."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import pearsonr, spearmanr
@@ -38,3 +40,9 @@ def test_draws_correlate_as_the_drawn_pairs_do(dtype: type) -> None:
             drawn = draw.integers(0, count, size)
             assert both.spearman(drawn) == pytest.approx(spearman(a[drawn], b[drawn]), abs=1e-12)
     assert Resampled([1, 2], [3, 4]).spearman(np.array([1, 1, 1])) == 0.0
+
+
+def test_what_is_no_number_has_no_rank() -> None:
+    values = [math.nan, 1.0, 2.0], [3.0, 1.0, 2.0]
+    assert math.isnan(spearman(*values))
+    assert math.isnan(Resampled(*reversed(values)).spearman(np.arange(3)))

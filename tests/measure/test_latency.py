@@ -125,3 +125,20 @@ def test_wrong_options_are_named(options, message):
 def test_no_calls_is_an_error():
     with pytest.raises(ValueError, match="at least one call"):
         interleaved({})
+
+
+def test_behind_a_rest_runs_are_untimed_until_a_processor_is_as_fast_as_it_was():
+    runs = []
+
+    def call():
+        runs.append(time.perf_counter())
+        time.sleep(0.004)
+
+    (timing,) = interleaved({"call": call}, repeats=3, warmup=0, pause=0.01, settle=0.02).values()
+    assert len(timing.samples) == 3
+    gaps = [later - earlier for earlier, later in pairwise(runs)]
+    assert sum(gap > 0.012 for gap in gaps) >= 2  # a rest before each sample
+    assert len(runs) >= 3 * 5
+    runs.clear()
+    interleaved({"call": call}, repeats=3, warmup=0, pause=0.01, settle=0.0)
+    assert len(runs) == 6

@@ -1,6 +1,7 @@
 """Running out of memory is an answer."""
 
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,3 +67,19 @@ def test_an_accelerators_own_error_counts() -> None:
 
     with pytest.raises(OutOfMemory):
         attempt(call, CPU, 256 * MIB)
+
+
+@pytest.mark.parametrize("limit_", ["100", "max"])
+def test_a_container_has_what_its_group_leaves(limit_: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = [tmp_path / "most", tmp_path / "taken"]
+    monkeypatch.setattr(limit, "GROUPS", (("nowhere", "nowhere"), tuple(map(str, files))))
+    whole = free(CPU)
+    for file, text in zip(files, (limit_, "40"), strict=True):
+        file.write_text(f"{text}\n")
+    assert free(CPU) == (0.9 * 60 if limit_ == "100" else pytest.approx(whole, rel=0.2))
+
+
+def test_what_torch_holds_in_reserve_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"mem_get_info": (39, 139), "memory_reserved": 100, "memory_allocated": 1}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    assert free(torch.device("cuda")) == 138

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from greenformers.measure.record import METRICS, Record, append, context, newest, read, with_ratios
+from greenformers.measure.record import (
+    METRICS,
+    Record,
+    append,
+    check_machine,
+    context,
+    machine,
+    newest,
+    read,
+    with_ratios,
+)
 
 
 def record(variant: str, metric: str, value: float, **setting: object) -> Record:
@@ -214,3 +224,30 @@ def test_a_context_that_is_nowhere_is_named(tmp_path: Path) -> None:
     file.write_text("".join(file.read_text().splitlines(keepends=True)[1:]))
     with pytest.raises(ValueError, match=r"records\.jsonl, line 1: its context '[0-9a-f]{12}' is in no line before it"):
         read(file)
+
+
+def test_a_last_line_without_its_end_stays_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    append(file, [record("lrt", "latency", 1.0)])
+    file.write_text(file.read_text().rstrip("\n"))
+    append(file, [record("lrt", "latency", 2.0)])
+    assert [row.value for row in read(file)] == [1.0, 2.0]
+
+
+def test_two_that_make_no_error_are_alike() -> None:
+    rated = with_ratios(
+        [record("dense", "wer", 0.0), record("int8", "wer", 0.0), record("low", "wer", 2.0)], to="dense"
+    )
+    assert [row.ratio for row in rated] == [1.0, 1.0, None]
+
+
+def test_an_interval_keeps_what_it_is_a_difference_to() -> None:
+    beside = replace(record("low", "wer", 2.0), interval=[0.0, 4.0], to="dense")
+    assert with_ratios([record("dense", "wer", 0.0), beside], to="dense")[1].to == "dense"
+
+
+def test_of_two_machines_it_is_told_what_differs(tmp_path: Path) -> None:
+    other = replace(record("lrt", "latency", 1.0), context={"machine": machine() | {"gpu": "H900"}})
+    with pytest.raises(ValueError, match="gpu H900"):
+        check_machine([other], tmp_path / "records.jsonl")
+    check_machine([replace(other, context={"machine": machine()})], tmp_path / "records.jsonl")

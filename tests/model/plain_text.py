@@ -38,7 +38,7 @@ def embed(block, ids, positions):
     if isinstance(block.position, Learned):
         x = x + block.position.weight[positions]
     if isinstance(block.position, Sinusoidal):
-        x = x * x.shape[2] ** 0.5 + sinusoidal(positions, x.shape[2])
+        x = x * x.shape[2] ** 0.5 + sinusoidal(positions, x.shape[2], x.dtype)
     x = norm(block.norm, x)
     return x if isinstance(block.widen, torch.nn.Identity) else linear(block.widen, x)
 

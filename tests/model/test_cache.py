@@ -6,7 +6,7 @@ import pytest
 import torch
 from networks import MAX_LEN, padding
 from text_networks import causal, left, pair, tokens
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, Fp8QuantizedLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, Fp8QuantizedLayer, StaticCache
 
 from greenformers.model.cache import GrowingLayer
 
@@ -184,3 +184,14 @@ def test_a_state_is_not_for_a_cache_of_eight_bits():
     network, ids = causal(attention="performer").float(), tokens(2, 9)
     with pytest.raises(ValueError, match="a mechanism with a state needs an empty plain cache, got Fp8QuantizedLayer"):
         network.generate(ids, max_new_tokens=2, cache_implementation="quantized", cache_config={"backend": "fp8"})
+
+
+@pytest.mark.parametrize("source", [17, 5], ids=["shorter than its source", "longer"])
+def test_keys_of_linformer_in_a_static_cache(source):
+    network, ids, target = pair("linformer", decoder_layers=2), tokens(2, source), tokens(2, 3)
+    cache = EncoderDecoderCache(
+        *(StaticCache(config=network.config, max_cache_len=length) for length in (8, source)),
+    )  # fmt: skip
+    with torch.no_grad():
+        out = network(ids, decoder_input_ids=target, past_key_values=cache, use_cache=True).logits
+        torch.testing.assert_close(out, network(ids, decoder_input_ids=target).logits)

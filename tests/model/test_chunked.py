@@ -78,3 +78,14 @@ def test_an_activation_that_learns_is_refused():
         ValueError, match=r"^activation must have no parameters where feed_forward is chunked, got PReLU$"
     ):
         made(hidden_act="prelu", feed_forward="chunked")
+
+
+def test_slices_add_up_in_float32():
+    whole, sliced = made(), made(feed_forward="chunked", feed_forward_options={"chunk": 1})
+    x = torch.randn(24).bfloat16().expand(1, 2048, 24).contiguous()
+    for block in (whole.bfloat16(), sliced.bfloat16()):
+        block(x).float().sum().backward()
+    for ours, theirs in zip(sliced.parameters(), whole.parameters(), strict=True):
+        assert ours.grad.dtype == torch.bfloat16
+        size = theirs.grad.abs().max().item()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0.02, atol=0.01 * size)

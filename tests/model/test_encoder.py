@@ -151,3 +151,18 @@ def test_a_k_of_each_layer():
 def test_what_a_slot_does_not_take(options, kind, message):
     with pytest.raises(kind, match=message):
         GreenformerModel(config(**options))
+
+
+def test_means_that_float16_holds():
+    model, x = GreenformerModel(config(pooling="mean")), torch.full((1, 4096, d), 20.0).half()
+    mask = torch.arange(4096)[None] < 4000
+    assert model._pool(x, mask).eq(20).all()
+
+
+def test_padding_of_embeddings_may_be_anything():
+    model = stir(GreenformerModel(config(pooling="mean")).double()).eval()
+    x, mask = torch.randn(1, 9, d).double(), (torch.arange(9) < 6)[None]
+    out = model(inputs_embeds=x.masked_fill(~mask[..., None], torch.nan), attention_mask=mask)
+    alone = model(inputs_embeds=x[:, :6])
+    torch.testing.assert_close(out.pooler_output, alone.pooler_output)
+    torch.testing.assert_close(out.last_hidden_state[:, :6], alone.last_hidden_state)

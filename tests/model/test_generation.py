@@ -233,3 +233,9 @@ def test_pipeline(tmp_path):
     expected = tokenizer.decode(network.generate(ids, **how)[0], skip_special_tokens=True)
     assert found["generated_text"] == expected
     assert expected.startswith("trees grow")
+
+
+def test_a_static_cache_in_an_encoder_decoder():
+    network, ids = pair(dtype=torch.float32, decoder_layers=2), tokens(2, 9)
+    how = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(network.generate(ids, cache_implementation="static", **how), network.generate(ids, **how))

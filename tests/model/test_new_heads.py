@@ -35,6 +35,7 @@ def test_question_answering():
     first, last = torch.tensor([0, 2, N]), torch.tensor([[3], [3], [1]])  # of the third the answer was cut off
     out = network(ids, mask, start_positions=first, end_positions=last)
     scores = network.qa_outputs(network.encoder(ids, mask).last_hidden_state)
+    scores = scores.masked_fill(~mask.bool()[..., None], torch.finfo(scores.dtype).min)
     torch.testing.assert_close((out.start_logits, out.end_logits), scores.unbind(-1), **CLOSE)
     begins = -scores[..., 0].log_softmax(-1)[[0, 1], [0, 2]].mean()
     ends = -scores[..., 1].log_softmax(-1)[[0, 1, 2], [3, 3, 1]].mean()
@@ -232,3 +233,12 @@ def test_labels_that_are_shifted_already():
     following = F.pad(ids, (0, 1), value=-100)[:, 1:]
     out = network(ids, labels=ids * 0, shift_labels=following)  # in place of the others
     torch.testing.assert_close(out.loss, network(ids, labels=ids).loss, atol=0, rtol=0)
+
+
+def test_no_answer_lies_in_padding():
+    network, ids = made(GreenformerForQuestionAnswering), tokens(1, 9)
+    given = {"start_positions": torch.tensor([2]), "end_positions": torch.tensor([4])}
+    longer, mask = F.pad(ids, (0, 6), value=3), F.pad(torch.ones_like(ids), (0, 6))
+    out = network(longer, mask, **given)
+    torch.testing.assert_close(out.loss, network(ids, **given).loss, **CLOSE)
+    assert out.start_logits[0, 9:].max() < out.start_logits[0, :9].min()

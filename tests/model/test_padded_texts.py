@@ -178,3 +178,15 @@ def test_gradients_of_a_network():
         )
     )
     torch.testing.assert_close(together, apart, **CLOSE)
+
+
+def test_padding_of_embeddings_of_a_decoder_may_be_anything():
+    network = causal()
+    x, mask = torch.randn(1, 9, network.config.hidden_size).double(), (torch.arange(9) > 2)[None]
+    given = x.masked_fill(~mask[..., None], torch.nan)
+    out = network(inputs_embeds=given, attention_mask=mask, use_cache=True)
+    torch.testing.assert_close(out.logits[:, 3:], network(inputs_embeds=x[:, 3:]).logits)
+    further = torch.ones(1, 10, dtype=torch.bool).logical_and(torch.arange(10) > 2)
+    token = torch.tensor([[12]])
+    step = network(token, attention_mask=further, past_key_values=out.past_key_values).logits
+    assert step.isfinite().all()

@@ -140,3 +140,11 @@ def test_resize_token_embeddings():
     after = network(ids, decoder_input_ids=ids).logits
     assert after.shape == (B, M, 41)
     torch.testing.assert_close(after[..., :VOCABULARY], before)
+
+
+def test_resize_token_embeddings_that_are_not_tied():
+    network = pair(tie_word_embeddings=False)
+    before = network.decoder.embedding.word.weight.detach().clone()
+    network.resize_token_embeddings(41)
+    assert torch.equal(network.decoder.embedding.word.weight[:VOCABULARY], before)
+    assert network(tokens(2, 5), decoder_input_ids=torch.full((2, 3), 40)).logits.shape == (2, 3, 41)

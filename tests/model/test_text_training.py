@@ -5,6 +5,8 @@ import torch
 from networks import padding
 from text_networks import causal, left, pair, tokens
 
+from greenformers.model import GreenformerConfig, GreenformerForCausalLM
+
 B, M, N = 3, 17, 13
 MAKERS = {
     "causal": lambda dtype, **options: causal("lrt", dtype, **options),
@@ -63,3 +65,14 @@ def test_a_cache_in_bfloat16(name):
     assert cached.past_key_values is not None
     found = torch.stack(cached.logits, 1)  # float32, as generate gives them
     torch.testing.assert_close(found, whole.float(), atol=0.3, rtol=0.1)
+
+
+def test_a_text_may_begin_with_the_padding_token():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 128}
+    model = GreenformerForCausalLM(GreenformerConfig(vocab_size=50, pad_token_id=0, eos_token_id=0, **sizes)).train()
+    ids = torch.tensor([[0, 7, 8, 9]])
+    model(ids, labels=ids).loss.backward()
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(grads) > 12
+    assert all(grad.norm() < 1e3 for grad in grads)

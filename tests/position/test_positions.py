@@ -13,6 +13,7 @@ from greenformers.model import GreenformerConfig, GreenformerForCausalLM, Greenf
 from greenformers.model.seq2seq import GreenformerForSeq2SeqLM
 from greenformers.position import Place, build, huang, names, position_class, rotary, shaw
 from greenformers.position.alibi import slopes
+from greenformers.position.sinusoidal import sinusoidal
 
 H, D, LENGTH = 3, 8, 29
 OPTIONS = {"t5": {"buckets": 8, "farthest": 11}, "shaw": {"clip": 3}, "huang": {"longest": 7}}
@@ -284,3 +285,21 @@ def test_sums_of_shaw_are_of_float32(monkeypatch):
     out = kind.values(torch.full((1, 1, 1, 2048), 2.0**-11).bfloat16())
     assert seen == [torch.float32]
     assert out.dtype == torch.bfloat16
+
+
+def test_positions_do_not_depend_on_the_default_type():
+    place = Place(width=12, heads=3, head_dim=4, max_len=64, causal=True)
+    distance = torch.arange(64)[:, None] - torch.arange(64)
+
+    def numbers() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        slopes_ = build("alibi", place).bias(distance).float()
+        return [sinusoidal(torch.arange(1024), 64).float(), slopes_, build("t5", place).bucket(distance)]
+
+    expected = numbers()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = numbers()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)

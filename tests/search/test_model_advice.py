@@ -16,6 +16,7 @@ from zoo import network
 
 import greenformers
 from greenformers._torch import has_vnni
+from greenformers.advise import in_runtime
 from greenformers.changes import Attention, Int8, Layers, LowRank, Narrow, Prune
 from greenformers.changes._attention_interface import swapped
 from greenformers.changes._int8 import int8_of
@@ -23,6 +24,7 @@ from greenformers.checkpoint.structure import structure
 from greenformers.compress import answers, side_by_side
 from greenformers.data._examples import halves
 from greenformers.data._read_texts import read_texts
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.measure.record import METRICS, Record, read, with_ratios
 from greenformers.search.advice import Advice, Measured, advise, shown, usual
@@ -418,3 +420,27 @@ def test_in_another_runtime(home: Path, tmp_path: Path, monkeypatch: Patch, caps
     assert any("int8" in record.variant for record in records) == has_vnni()
     assert ("differs from the model by" in shown_) == (not has_vnni())
     assert {record.setting["runtime"] for record in records if record.metric == "latency"} == {"onnx"}
+
+
+def test_what_a_runtime_cannot_take_is_told_and_the_rest_is_measured(monkeypatch: Patch) -> None:
+    own, other = network("bert", "BertModel"), network("bert", "BertModel")
+    write = in_runtime.write
+
+    def picky(model: PreTrainedModel, *rest: Any, **options: Any) -> None:
+        if model is other:
+            raise ValueError("no such operation")
+        write(model, *rest, **options)
+
+    monkeypatch.setattr(in_runtime, "write", picky)
+    reader = Reader.of(own, tokenizer("bert"), 16)
+    size: dict[str, Any] = {"length": 16, "batch": 2, "repeats": 2, "country": "USA", "about": {}}
+
+    def measured(models: dict[str, PreTrainedModel]) -> tuple[list[Record], dict[str, str]]:
+        judged = halves(PLAIN, 10)[1]
+        return in_runtime.compared_in("onnx", models, judged, reader, (), **size, progress=lambda *_: None)
+
+    records, refused = measured({"own": own, "other": other})
+    assert refused == {"other": "no such operation"}
+    assert {record.variant for record in records} == {"own"}
+    with pytest.raises(ValueError, match="no such operation"):
+        measured({"other": other, "own": own})

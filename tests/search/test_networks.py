@@ -155,6 +155,43 @@ def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0, others=No
     return made
 
 
+def test_what_diverged_is_no_parent(tmp_path):
+    search, genes = hurdles(tmp_path, Bound(faster=2.0)), (1, 1, 1, 1, 1, 1)
+    search.tries.trials.add(Trial(genes, RUNGS[0], 3.0, -0.05, 1.0))
+    assert search.fitness(genes) > 0
+    search.tries.trials.add(Trial(genes, RUNGS[1], refused="its accuracy is no number"))
+    assert search.fitness(genes) == float("-inf")
+
+
+def test_one_shot_ends_where_nothing_is_fast_enough(tmp_path, monkeypatch):
+    slow = lambda _lab, genes, steps, _turn, _speed=None: Trial(genes, steps, 1.0, refused="too slow")  # noqa: E731
+    monkeypatch.setattr(KnownLab, "trial", slow)
+    search = hurdles(tmp_path, Bound(faster=9.0), seconds=20.0)
+    rows = [(*row, 0, 0, 0) for row in itertools.product(range(4), repeat=3)]
+    (tmp_path / "one-shot.json").write_text(json.dumps(rows))
+    by_one_shot(search, tmp_path)
+    assert 20 < search.tries.trials.seconds < 30
+
+
+def test_a_search_that_goes_on_does_not_train_the_base_again(tmp_path, monkeypatch):
+    trained = []
+
+    def noted(lab, genes, steps, _split="valid"):
+        trained.append((genes, steps))
+        return lab.network(genes), 50.0
+
+    monkeypatch.setattr(NetworkLab, "speed_up", lambda *_: 2.0)
+    monkeypatch.setattr(NetworkLab, "trained", noted)
+    base = Settings(limit=120, layers=4, hidden=32, batch=16, steps=9)
+    job = NetworkJob(Bound(lose=0.5), vary=("layers",), attentions=("full",))
+    for at in (0, 1):
+        search, _ = _prepared(base, tmp_path, job, lambda *_: None, Others())
+        search.begin()
+        others = [(n,) for n in range(len(search.space.values["layers"])) if (n,) != search.space.start]
+        assert search.train(others[at], search.plan.rungs[0]).refused is None
+    assert trained.count((search.space.start, search.plan.rungs[0])) == 1
+
+
 def test_evolution_is_better_than_chance_at_as_many_seconds(tmp_path):
     bound, lost = Bound(faster=2.0), {by_evolution: 0.0, by_chance: 0.0}
     for strategy, seed in itertools.product(lost, range(6)):
@@ -302,7 +339,7 @@ def test_what_fails_when_it_is_trained_once_more_is_not_the_best(tmp_path, monke
     class Other(KnownLab):
         refused = fails
 
-        def __init__(self, *_):
+        def __init__(self, *_, **__):
             pass
 
         def trial(self, genes, steps, turn, speed=None):

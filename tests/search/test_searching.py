@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 from side_by_side import each
 
-from greenformers.changes import Heal, Int8, Layers, LowRank, Prune
+from greenformers.changes import Heal, Int8, Layers, LowRank, Narrow, Prune
 from greenformers.search.bound import NOISE, STRICT, Bound
 from greenformers.search.healing import AT, HURDLES, LATER
 from greenformers.search.search import Plan, Search
@@ -331,6 +331,30 @@ def test_nothing_is_healed_where_the_fewest_steps_take_too_long(tmp_path):
     quick.plan = replace(quick.plan, heals=True)
     quick.run()
     assert quick.notes == search.notes, "a minute that is quicker does not change what a search that was stopped does"
+
+
+def test_what_is_of_no_use_without_healing_is_not_tried_where_nothing_is_healed(tmp_path):
+    class Slow:
+        step_seconds = 1e6
+
+        def trial(self, genes, steps, made, turn):
+            return Trial(genes, steps, 1.0 + sum(genes), 0.1, smaller=1.0)
+
+    space = Space((SPACE.slots[0], SPACE.slots[1], (Narrow(16),)), lambda _: True)
+    clock = itertools.count()
+    search = Search(space, Slow(), Plan(Bound(lose=0.02), 20.0, True), Trials(tmp_path / "trials.jsonl"),
+                    clock=lambda: float(next(clock)))  # fmt: skip
+    search.run()
+    assert len(search.trials.seen) > 4
+    assert not any(trial.genes[2] for trial in search.trials.seen)
+
+
+def test_of_two_that_lose_the_same_the_faster_is_best():
+    slow, quick = Trial((1,), 0, 1.6, 0.0, 1.0), Trial((2,), 0, 2.4, 0.0, 1.0)
+    assert Bound(faster=1.5).nearest([slow, quick]) == quick
+    assert Bound(lose=0.0).nearest([replace(trial, lost=0.1) for trial in (slow, quick)]).speed == 2.4
+    longer = replace(slow, steps=900)
+    assert Bound(faster=1.5).hoped(slow, [replace(longer, speed=2.0)], 0.5) == slow, "a tie is worth no minutes"
 
 
 @pytest.mark.usefixtures("few")

@@ -186,3 +186,12 @@ def test_what_gives_no_embeddings_is_refused(tmp_path: Path) -> None:
         greenformers.static(model, sentences(50), tokenizer=tokenizer, dims=8)
     with pytest.raises(ValueError, match="has no tokenizer of the tokenizers library"):
         greenformers.static(model, sentences(50), dims=8)
+
+
+def test_tokens_that_the_teacher_does_not_have(bert: Path) -> None:
+    teacher, tokenizer = pretrained(str(bert))
+    assert tokenizer is not None
+    tokenizer.add_tokens([f"new{number}" for number in range(20)])
+    texts = list(dict.fromkeys(sentences(200)))
+    encoder = greenformers.static(teacher, texts, tokenizer=tokenizer, dims=8, length=16)
+    assert len(encoder.weight) == len(tokenizer) > 53

@@ -36,11 +36,6 @@ class GreenformerForCausalLM(Scoring, GreenformerPreTrainedModel, GenerationMixi
         if not self.decoder.keeps_cache and self.generation_config is not None:
             self.generation_config.use_cache = False  # its layers read the whole sequence at each step
 
-    @staticmethod
-    def create_masks_for_generate(attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-        """The mask of tokens unchanged, as all mechanisms take it; `generate` calls this for a static cache."""
-        return attention_mask
-
     @can_return_tuple
     def forward(
         self,

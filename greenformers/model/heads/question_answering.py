@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput, QuestionAnsweringModelOutput
@@ -59,7 +60,7 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
         given = {"token_type_ids": token_type_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
         given["global_attention_mask"] = global_attention_mask
         out = self.encoder(input_ids, attention_mask, return_dict=True, **given, **kwargs)
-        return self.head(out, start_positions, end_positions, num_items_in_batch)
+        return self.head(out, start_positions, end_positions, num_items_in_batch, attention_mask)
 
     def head(
         self,
@@ -67,9 +68,13 @@ class GreenformerForQuestionAnswering(GreenformerPreTrainedModel):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        attention_mask: Tensor | None = None,
     ) -> QuestionAnsweringModelOutput:
         """The head on an encoder output; arguments as in `forward`."""
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
+        if attention_mask is not None and attention_mask.dim() == 2:  # no answer lies in padding
+            hidden = ~attention_mask.bool()
+            start, end = (x.masked_fill(hidden, torch.finfo(x.dtype).min) for x in (start, end))
         if (start_positions is None) != (end_positions is None):
             missing = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"start_positions and end_positions must be given together, {missing} is None")
