@@ -10,7 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,10 +46,17 @@ class File:
 
 
 class Timer:
-    """The process, which starts with the first files, as its imports take seconds, and ends with this one."""
+    """The process, which starts with the first files, as its imports take seconds, and ends with this one.
+
+    Attributes:
+        program: What Python runs in it.
+    """
+
+    program: tuple[str, ...] = ("-m", "greenformers.export.apart")
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._end: Callable[[], object] = lambda: None
 
     def times(
         self, files: Sequence[File], *, repeats: int, warmup: int, min_time: float, pause: float
@@ -79,13 +88,14 @@ class Timer:
         return [tuple(samples) for samples in answer["samples"]]
 
     def _asked(self, job: dict[str, Any]) -> dict[str, Any]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             # A signal for this process is not for that one, and what lies in the working folder none of its modules.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "greenformers.export.apart"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, *self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL, text=True, start_new_session=True,
                 env={**os.environ, "PYTHONSAFEPATH": "1"},
             )  # fmt: skip
+            self._end = weakref.finalize(self, _end, self._process)
         asks, says = cast(IO[str], self._process.stdin), cast(IO[str], self._process.stdout)
         try:
             asks.write(json.dumps(job) + "\n")
@@ -94,12 +104,29 @@ class Timer:
         except BrokenPipeError:
             said = ""
         except BaseException:  # its answer would be taken for that to the next question
-            self._process.kill()
+            self._forget()
             raise
         if not said:
-            return {"error": f"a process that was to time files ended with {self._process.wait()}"}
+            return {"error": f"a process that was to time files ended with {self._forget()}"}
         answer: dict[str, Any] = json.loads(said)
         return answer
+
+    def _forget(self) -> int:
+        """End the process; returns with what it ended."""
+        process, self._process = cast("subprocess.Popen[str]", self._process), None
+        with suppress(subprocess.TimeoutExpired):  # it may be about to end by itself
+            process.wait(1)
+        code = process.poll()
+        self._end()
+        return process.returncode if code is None else code
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with suppress(BrokenPipeError):  # what it did not read
+            cast(IO[str], stream).close()
 
 
 def main() -> None:

@@ -141,10 +141,8 @@ class GreenformerForSeq2SeqLM(EncoderDecoder):
     ) -> nn.Embedding:
         """Resize both embeddings and the scores, as of transformers, whether they are tied or not."""
         words: nn.Embedding = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        own = cast(nn.Embedding, self.decoder.get_input_embeddings())
-        if len(own.weight) != len(words.weight):
-            new = self._get_resized_embeddings(own, len(words.weight), mean_resizing=mean_resizing)
-            self.decoder.set_input_embeddings(new)
+        if not self.config.tie_word_embeddings:
+            self.decoder.resize_token_embeddings(len(words.weight), mean_resizing=mean_resizing)
         return words
 
     @can_return_tuple
