@@ -64,7 +64,7 @@ def test_autocast_to_bfloat16(row, causal):
     )
     for grad, right in zip(grads, expected_grads, strict=True):
         size = right.abs().max().clamp(min=1e-12)  # they are small: as shares of the largest
-        torch.testing.assert_close(grad.float() / size, right / size, **TOLERANCE[torch.bfloat16])
+        torch.testing.assert_close(grad.float() / size, right / size, rtol=5e-2, atol=5e-2)
 
 
 def test_products_before_they_are_scaled_may_be_beyond_float16():
