@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,9 @@ from torch import Tensor
 from greenformers.checkpoint.files import line
 from greenformers.export.write import reader
 from greenformers.measure.latency import interleaved
+
+EXAMPLES = "examples.safetensors"
+"""File of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,8 @@ class Timer:
             ValueError: A file cannot be read or run.
         """
         with TemporaryDirectory() as place:
-            examples = {
-                f"{number} {name}": x.clone(memory_format=torch.contiguous_format)
-                for number, file in enumerate(files)
-                for name, x in zip(file.inputs, file.example, strict=True)
-            }
-            save_file(examples, Path(place) / "examples.safetensors")
             how = {"repeats": repeats, "warmup": warmup, "min_time": min_time, "pause": pause}
-            names = [[file.runtime, str(file.folder.absolute()), file.inputs] for file in files]
-            answer = self._asked({"files": names, "place": place, "how": how, "threads": torch.get_num_threads()})
+            answer = self._asked(_job(files, Path(place), how))
         if "error" in answer:
             raise ValueError(answer["error"])
         return [tuple(samples) for samples in answer["samples"]]
@@ -121,6 +117,18 @@ class Timer:
         return process.returncode if code is None else code
 
 
+def _job(files: Sequence[File], place: Path, how: Mapping[str, float]) -> dict[str, Any]:
+    """What the process is asked; the inputs are written to a folder."""
+    examples = {
+        f"{number} {name}": x.clone(memory_format=torch.contiguous_format)
+        for number, file in enumerate(files)
+        for name, x in zip(file.inputs, file.example, strict=True)
+    }
+    save_file(examples, place / EXAMPLES)
+    names = [[file.runtime, str(file.folder.absolute()), file.inputs] for file in files]
+    return {"files": names, "place": str(place), "how": dict(how), "threads": torch.get_num_threads()}
+
+
 def _end(process: "subprocess.Popen[str]") -> None:
     process.kill()
     process.wait()
@@ -145,7 +153,7 @@ def main() -> None:
 
 def _samples(job: dict[str, Any]) -> list[tuple[float, ...]]:
     torch.set_num_threads(job["threads"])
-    given = load_file(Path(job["place"]) / "examples.safetensors")
+    given = load_file(Path(job["place"]) / EXAMPLES)
     calls = {
         str(number): partial(reader(runtime, Path(folder), inputs), *(given[f"{number} {name}"] for name in inputs))
         for number, (runtime, folder, inputs) in enumerate(job["files"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -162,7 +161,10 @@ def _group(
         try:
             # Counted first, as what the first product of a process makes room for is not of this network. And on the
             # real device: on the meta device, as for the progress, attention has another backward pass.
-            counted, peak = attempt(partial(_costs, run, call(stack, x, mode), device, how.compiled), device)
+            counted, peak = attempt(
+                lambda stack=stack, run=run: (flops(call(stack, x, mode)), _peak(run, device, how)),  # type: ignore[misc]
+                device,
+            )
         except OutOfMemory as error:
             add(cell, f"out_of_memory_{mode}", error.limit / MIB)
             continue
@@ -206,14 +208,11 @@ def _group(
     return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in records]
 
 
-def _costs(
-    run: Callable[[], object], plain: Callable[[], object], device: torch.device, compiled: bool
-) -> tuple[float, float]:
-    """FLOPs of the network as it is, and bytes that a run takes at most; what compiling takes is none of these."""
-    counted = flops(plain)
-    if compiled:
+def _peak(run: Callable[[], object], device: torch.device, how: How) -> float:
+    """Bytes that a run takes at most; what compiling takes, in the first one, is none of these."""
+    if how.compiled:
         run()
-    return counted, peak_memory(run, device)
+    return peak_memory(run, device)
 
 
 def _paired(record: Record, timings: Mapping[str, Timing], cell: Cell) -> Record:
@@ -287,14 +286,8 @@ def largest_batch(stack: nn.Module, length: int, network: Network, how: How, mod
     def fits(batch: int) -> bool:
         x = torch.randn(batch, length, network.hidden, device=device, dtype=DTYPES[how.precision])
         run = call(stack, x, mode, compiled=how.compiled)
-
-        def peak() -> float:
-            if how.compiled:
-                run()
-            return peak_memory(run, device)
-
         try:
-            return x.numel() * x.element_size() + attempt(peak, device) <= room
+            return x.numel() * x.element_size() + attempt(lambda: _peak(run, device, how), device) <= room
         except OutOfMemory:
             return False
 

@@ -235,20 +235,13 @@ def _refused(search: Search) -> list[Measured]:
     return rows
 
 
-def _share(metric: str, before: float, after: float) -> float:
-    """The share of a quality that is kept; all of it where both are 0, as error rates may be."""
-    if after == before:
-        return 1.0
-    return share_kept(metric, before, after) if before > 0 else 0.0
-
-
 def _row(recipe: Recipe, records: Sequence[Record], metric: str, batch: int, intensity: float) -> Measured:
     of = {record.metric: record for record in records if record.variant == name_of(recipe)}
     latency, size, quality = of["latency"], of["size"], of[metric]
     before = next(record.value for record in records if record.metric == metric and record.variant == name_of(()))
     return Measured(
         recipe, latency.value, latency.ratio or float("nan"), size.ratio or float("nan"),
-        _share(metric, before, quality.value),
+        share_kept(metric, before, quality.value),
         quality.value, quality.interval, size.value,
         # mWh of one batch are kWh of a million batches.
         of["energy_inference"].value / batch * intensity / 1000,

@@ -118,7 +118,12 @@ def speed_up(own: Ready, tried: Ready) -> float:
 
 
 def share_kept(metric: str, before: float, after: float) -> float:
-    """The share of a quality that is kept; nan where there was none before."""
+    """The share of a quality that is kept; nan where there was none before.
+
+    Of an error rate of 0 it is all where that stays, and nothing where it does not.
+    """
+    if METRICS[metric].less_is_better and before == 0:
+        return float(after == before)
     if not before > 0:
         return nan
     # Of an error rate of 0 no share could be said.

@@ -42,14 +42,14 @@ class NetworkLab:
         seed: Seed of weights and order of the examples.
         least: Least speed-up of a network that is trained. The speed is that of untrained weights as well, and what is
             slower than asked for need not be trained.
-        kept: Function of a name and of one that gives a figure, which it calls where no earlier run of the search did.
+        measured_once: Function of a name and of one that gives a figure, see `Trials.measured_once`.
     """
 
     space: NetworkSpace
     objective: Objective
     seed: int
     least: float = 0.0
-    kept: Callable[[str, Callable[[], float]], float] = lambda _, measure: measure()
+    measured_once: Callable[[str, Callable[[], float]], float] = lambda _, measure: measure()
     _base: dict[int, tuple[PreTrainedModel, float]] = field(default_factory=dict, repr=False)
 
     def trial(self, genes: Genes, steps: int, turn: Turn = lambda work: work(), speed: float | None = None) -> Trial:
@@ -93,7 +93,7 @@ class NetworkLab:
         if steps not in self._base:
             start = self.space.start
             # A search that was stopped does not train it again, and would end sooner if it did.
-            quality = self.kept(f"base-{self.seed}-{steps}", lambda: self.trained(start, steps)[1])
+            quality = self.measured_once(f"base-{self.seed}-{steps}", lambda: self.trained(start, steps)[1])
             if not quality > 0:
                 raise ValueError(f"the network of the settings has no quality after {steps} steps: {quality:.3g}")
             self._base[steps] = self.network(start), quality

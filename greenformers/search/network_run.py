@@ -182,7 +182,7 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
     for seed in range(1, AGAIN + 1):
         trials = Trials(out / TRIALS.replace("trials", f"trials-{seed}"), others.rank)
         lab = NetworkLab(
-            hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed, kept=trials.measured_once
+            hurdles.space, hurdles.lab.objective, hurdles.lab.seed + seed, measured_once=trials.measured_once
         )  # fmt: skip
         once_more = Hurdles(hurdles.space, lab, hurdles.plan, Tries(trials, others=others))
         once_more.train_all([*trainings], steps)

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from zoo import network
 
 from greenformers.export import apart
@@ -24,19 +22,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> File:
     return File("onnx", folder, tuple(own.inputs), tuple(own.batch(2, 8)))
 
 
-def asked(files: list[File], place: Path) -> dict[str, object]:
-    """A question, as the process gets it."""
-    examples = {
-        f"{at} {name}": x.clone() for at, own in enumerate(files)
-        for name, x in zip(own.inputs, own.example, strict=True)
-    }  # fmt: skip
-    save_file(examples, place / "examples.safetensors")
-    names = [[own.runtime, str(own.folder), own.inputs] for own in files]
-    return {"files": names, "place": str(place), "how": HOW, "threads": torch.get_num_threads()}
-
-
 def test_each_file_has_its_seconds(file: File, tmp_path: Path) -> None:
-    first, second = apart._samples(asked([file, file], tmp_path))
+    first, second = apart._samples(apart._job([file, file], tmp_path, HOW))
     assert len(first) == len(second) == 3
     assert all(seconds > 0 for seconds in (*first, *second))
 

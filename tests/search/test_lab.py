@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
 from greenformers.search import lab as searching
-from greenformers.search.lab import Lab, Ready
+from greenformers.search.lab import Lab, Ready, share_kept
 from greenformers.search.trials import Trial
 
 
@@ -131,3 +132,10 @@ def test_recipes_that_begin_alike_are_made_from_where_they_part(
         assert all(x.equal(y) for x, y in zip(lab.made(recipe).parameters(), whole.parameters(), strict=True)), recipe
     assert applied == [first, second, Prune(0.8), Int8()]
     assert len(model.encoder.layer) > 1, "the model itself stays"
+
+
+def test_of_no_errors_all_is_kept_or_nothing() -> None:
+    assert share_kept("wer", 0.0, 0.0) == 1.0
+    assert share_kept("wer", 0.0, 2.0) == 0.0
+    assert share_kept("wer", 2.0, 0.0) > 1.0
+    assert math.isnan(share_kept("spearman", 0.0, 50.0))
