@@ -18,8 +18,9 @@ from greenformers.compress.run import run, steps_of
 from greenformers.data._examples import Examples
 from greenformers.measure.record import Record
 from greenformers.search.healing import HURDLES
-from greenformers.search.search import SPENT, Search
+from greenformers.search.search import Search
 from greenformers.search.space import Genes
+from greenformers.search.steps import SPENT
 from greenformers.search.trials import Trial
 from greenformers.train import checkpoint
 from greenformers.train.processes import alone, first_process
@@ -78,7 +79,11 @@ class InFull:
             genes, steps = self.search.in_full(number)
             if steps <= HURDLES[-1] or self.search.trials.of(genes, steps) is not None:
                 return
-            number += self._healed(genes, steps)
+            if not self._healed(genes, steps):
+                continue
+            number += 1
+            while self._failed < MOST_FAILED - 1 and (other := self.search.rounded_else(genes, steps)) is not None:
+                self._healed(other, steps)
 
     def best(self) -> Made:
         """The best recipe of the search, made, judged by what the search has not seen, and measured.
@@ -102,8 +107,7 @@ class InFull:
         before = float(clock.read_text()) if clock.is_file() else 0.0
         if not steps_of(place).is_dir():
             recipe, began = self.search.recipe(genes, steps), monotonic()
-            *earlier, _ = accumulate(self.search.parts(genes, steps))
-            begun = self._place(genes, earlier[-1]) if earlier else None
+            begun = self._begun(genes, steps)
             try:
                 outcome = self._attempt(genes, steps, lambda: self._run(recipe, place, begun), before)
             finally:  # also where a signal stops it: the same command counts what was spent
@@ -152,6 +156,13 @@ class InFull:
             return None
         finally:
             self.search.trials.end()
+
+    def _begun(self, genes: Genes, steps: int) -> Path | None:
+        """Where a recipe that is healed alike was made for as many steps, or for the first of them."""
+        ends = [*accumulate(self.search.parts(genes, steps))]
+        rows = [t for t in self.search.healed_alike(genes) if t.steps in ends and (t.genes, t.steps) != (genes, steps)]
+        places = [self._place(t.genes, t.steps) for t in sorted(rows, key=lambda t: -t.steps)]
+        return next((place for place in places if steps_of(place).is_dir()), None)
 
     def _place(self, genes: Genes, steps: int) -> Path:
         return self.folder / f"made-{'-'.join(map(str, genes))}-{steps}"

@@ -165,25 +165,21 @@ class Lab:
     def made(self, recipe: tuple[Change, ...]) -> PreTrainedModel:
         """A copy of the model with a recipe applied.
 
-        Recipes that begin alike are made from where they part, before they are rounded or healed: the last networks
-        with such beginnings are kept.
+        Recipes that begin alike are made from where they part, before they are rounded: the last networks with such
+        beginnings are kept, healed ones among them.
 
         Raises:
             ValueError: A change cannot be applied.
         """
         given = replace(self.given, measured=self._measured, taught=self._taught)
-        count = next((at for at, change in enumerate(recipe) if change.trains or change.freezes), len(recipe))
+        count = next((at for at, change in enumerate(recipe) if change.freezes), len(recipe))
         most = min(BEGUN, BEGUN_BYTES // bytes_of(self.original))
-        if not count or not most:
-            model = copy.deepcopy(self.original)
-            apply(model, recipe, given)
-            return model
-        begun, report = self._beginning(recipe[:count], given, most)
+        begun, report = self._beginning(recipe[:count] if most else (), given, most)
         model = copy.deepcopy(begun)
-        if count < len(recipe):
-            steps = apply(model, recipe, given, done=report).steps
-            trained = [step.seconds for step, change in zip(steps, recipe, strict=True) if change.trains]
-            self._training = sum(trained) if trained else None
+        if report is None or len(report.steps) < len(recipe):
+            report = apply(model, recipe, given, done=report)
+        trained = [step.seconds for step, change in zip(report.steps, recipe, strict=True) if change.trains]
+        self._training = sum(trained) if trained else None
         return model
 
     def _beginning(
@@ -225,6 +221,7 @@ class Lab:
         self._training = None
         try:
             model = made()
+            training = self._training
             tried = self._ready(model, TRIED)
             scores = answers(tried.model, examples, self.reader).scores(original)
             if metric not in scores:
@@ -245,7 +242,7 @@ class Lab:
         return Trial(
             genes, steps, gain * relative, 1 - share_kept(metric, before, after), own.size / tried.size,
             beside=" + ".join(kind.name() for kind in rounding), rounded=gain,
-            interval=None if difference is None else (low, high), training=self._training,
+            interval=None if difference is None else (low, high), training=training,
         )  # fmt: skip
 
     @cached_property

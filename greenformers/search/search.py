@@ -8,7 +8,7 @@ as it would have.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, exp, log
@@ -19,11 +19,12 @@ import numpy as np
 
 from greenformers.changes import Change
 from greenformers.search.bound import STRICT, Bound
-from greenformers.search.healing import HURDLES, SHIFTED, UNSURE, Healing
+from greenformers.search.healing import HURDLES, UNSURE, Healing
 from greenformers.search.lab import Lab
 from greenformers.search.propose import Predictions, propose
+from greenformers.search.rounding import Rounding
 from greenformers.search.space import Genes, Space, changed
-from greenformers.search.surrogate import Surrogate
+from greenformers.search.steps import Steps
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries, Turn
 from greenformers.train.others import Others, each_alone
@@ -61,10 +62,6 @@ STEPS = 1000
 
 MUCH = 0.5
 """Greatest loss that is aimed at before healing."""
-
-MOST, SPENT = 20_000, (0.45, 0.9)
-"""Most steps of healing in full, and the shares of the time left that they are to take, one after the other: the second
-has no fewer steps than the first."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,8 @@ class Search:
     ) -> None:
         self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
         self._tries = Tries(trials, told, clock, others)
-        self._steps_seen: dict[Genes, float] = {}  # seconds of a step, by which the next ones are foreseen
+        self._rounding = Rounding(space, trials, plan.bound)
+        self._steps = Steps(self._rounding, plan.seconds)
         self.notes: list[str] = []
 
     def run(self) -> None:
@@ -203,19 +201,29 @@ class Search:
             self._try_for_long()
             chosen = self._chosen()
             for _ in range(ASKED):
-                if chosen.steps <= HURDLES[-1] or any(t.steps for t in self.trials.seen if t.genes == chosen.genes):
+                if chosen.steps <= HURDLES[-1] or any(t.steps for t in self._rounding.alike(chosen.genes)):
                     break
                 # How long its steps take, and what they bring back, is seen before many are paid for.
                 self._try([chosen.genes], HURDLES[0], lambda: False)
                 chosen = self._chosen()
         if any((trial.genes, trial.steps) == (chosen.genes, chosen.steps) for trial in self.trials.done()):
             return chosen.genes, chosen.steps  # nothing is worth more
-        before, part = self._in_full(chosen.genes), self._affordable(chosen.genes, number)
+        before, part = self._steps.in_full(chosen.genes), self._steps.affordable(chosen.genes, number)
         return chosen.genes, before + part if before + part > HURDLES[-1] else chosen.steps
 
-    def _in_full(self, genes: Genes) -> int:
-        """Steps for which a recipe was healed in full, and from which it is healed on; 0 where it was not."""
-        return max((t.steps for t in self.trials.done() if t.genes == genes and t.steps > HURDLES[-1]), default=0)
+    def rounded_else(self, genes: Genes, steps: int) -> Genes | None:
+        """A recipe that rounds other weights of what was healed in full, if it is worth making; see `Rounding.other`.
+
+        Args:
+            genes: The recipe that was healed.
+            steps: Steps for which it was.
+        """
+        usual = np.median([trial.seconds for trial in self.trials.done(0)])
+        return self._rounding.other(genes, steps) if self.left > usual else None
+
+    def healed_alike(self, genes: Genes) -> list[Trial]:
+        """Trials of a recipe, and of those that are healed as it is and round other weights."""
+        return self._rounding.alike(genes)
 
     def _chosen(self) -> Trial:
         """What is worth most to be healed for all of the time left; the best so far, where nothing is.
@@ -236,7 +244,7 @@ class Search:
         What was healed for a little was chosen for the loss that it has then, and by what was known before.
         """
         nearest = self.plan.bound.nearest(self.expected(self.trials.done()))
-        steps = self._affordable(nearest.genes)
+        steps = self._steps.affordable(nearest.genes)
         if steps > HURDLES[-1]:
             draw = random.Random(f"{self.plan.seed} in full {len(self.trials.seen)}")
             new = propose(self.space, self.trials, self.plan.bound, draw, self._count, steps=steps)
@@ -248,7 +256,7 @@ class Search:
         tried = {trial.genes for trial in self.trials.seen}
         rows = []
         for trial in trials:
-            steps = self._affordable(trial.genes)
+            steps = self._steps.affordable(trial.genes)
             if trial.steps != steps or steps <= HURDLES[-1]:  # with other changes what was healed in full begins anew
                 continue
             for place, slot in enumerate(self.space.slots):
@@ -270,7 +278,7 @@ class Search:
             trials: The trials.
         """
         healing = Healing(self.space, self.trials)
-        steps = [(trial, self._affordable(trial.genes)) for trial in trials]
+        steps = [(trial, self._steps.affordable(trial.genes)) for trial in trials]
         return [
             self._healed(trial, trial.steps + more if trial.steps > HURDLES[-1] else max(trial.steps, more), healing)
             for trial, more in steps
@@ -288,17 +296,15 @@ class Search:
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
         """The changes of a recipe, healing among them."""
         recipe = self.space.recipe(genes)
-        return self.lab.healed(recipe, *self.parts(genes, steps)) if steps else recipe
+        if not steps:
+            return recipe
+        before = self.space.recipe(self._rounding.before(genes))
+        late = (change for change in recipe if change not in before)
+        return (*self.lab.healed(before, *self.parts(genes, steps)), *late)
 
     def parts(self, genes: Genes, steps: int) -> tuple[int, ...]:
-        """The steps of healing one after the other: what was healed in full is healed on, for those that are missing.
-
-        Of MiniLM-L6 in 4 layers pruned to 0.5, 2,600 steps kept 98.87 % in an hour that was to keep 99 %, and the time
-        that was left was too short for more steps from the beginning.
-        """
-        full = [t.steps for t in self.trials.seen if t.genes == genes and self.trials.judged(genes, t.steps)]
-        before = max((own for own in full if HURDLES[-1] < own < steps), default=0)
-        return (*self.parts(genes, before), steps - before) if before else (steps,)
+        """The steps of healing one after the other, see `Steps.parts`."""
+        return self._steps.parts(genes, steps)
 
     def add(self, genes: Genes, steps: int, model: Callable[[], Any], spent: float = 0.0) -> Trial:
         """Judge and time a recipe that was made elsewhere.
@@ -385,42 +391,5 @@ class Search:
         if not steps or not lose:
             return self.plan.bound
         healed = [trial for trial in self.trials.done() if trial.steps]
-        longer = max(steps, self._affordable(healed[-1].genes)) if healed else STEPS
+        longer = max(steps, self._steps.affordable(healed[-1].genes)) if healed else STEPS
         return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).change(steps, longer))))
-
-    def _affordable(self, genes: Genes, number: int = len(SPENT) - 1) -> int:
-        """Steps of healing that are paid for by the time left, in whole hundreds: all of it, or a part in full."""
-        left = SPENT[min(number, len(SPENT) - 1)] * (self.plan.seconds - self.trials.seconds)
-        fixed = {trial.genes: trial.seconds for trial in self.trials.done(0)}
-        left -= fixed.get(genes, 0.0)
-        each = self._a_step(genes, fixed)
-        return min(MOST, 100 * int(left / each / 100)) if each and left > 0 else 0
-
-    def _a_step(self, genes: Genes, fixed: Mapping[Genes, float]) -> float | None:
-        """Seconds of a step of healing: those of the recipe itself, if it was healed, else what its changes tell.
-
-        Four layers of six are healed in half the time of six, so that as many seconds are twice the steps.
-
-        Args:
-            genes: The recipe.
-            fixed: Seconds of recipes without healing.
-        """
-        healed = sorted((trial for trial in self.trials.done() if trial.steps), key=lambda trial: trial.steps)
-        # What was measured once, for the first recipe with a change, is not paid for again where that one is healed.
-        usual = float(np.median([*fixed.values()])) if fixed else 0.0
-        seen = {}
-        for trial in healed:
-            training = trial.training
-            if training is None:  # what was made in full, say
-                training = max(trial.seconds / 10, trial.seconds - min(usual, fixed.get(trial.genes, usual)))
-            part = self.parts(trial.genes, trial.steps)[-1]  # what is healed on takes the seconds of that alone
-            seen[trial.genes] = max(1e-6, training) / part
-        if genes in seen or not seen:
-            return seen.get(genes)
-        if len(seen) <= SHIFTED:
-            return float(np.median([*seen.values()]))
-        if seen != self._steps_seen:
-            self._steps_seen = seen
-            self._steps = Surrogate([self.space.strengths(row) for row in seen], [log(each) for each in seen.values()])
-        (expected,), _ = self._steps.predict([self.space.strengths(genes)])
-        return float(np.clip(exp(expected), min(seen.values()), max(seen.values())))

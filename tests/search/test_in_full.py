@@ -1,12 +1,13 @@
 """What is made in full: it is made once, also where a call was stopped, and what cannot be made gives way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from greenformers.changes import Layers
+from greenformers.changes import Int8, Layers
 from greenformers.compress.job import Job
 from greenformers.compress.run import steps_of
 from greenformers.search import in_full
@@ -155,3 +156,35 @@ def test_what_was_healed_on_stays_the_recipe_it_was_where_its_beginning_is_given
         search.trials.add(Trial((2,), steps, 3.0, 0.01, smaller=1.0))
     search.give_up((2,), 400, "of no use")
     assert search.parts((2,), 900) == (400, 500)
+
+
+def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Rounding(KnownLab):
+        def trial(self, genes: tuple[int, ...], steps: int, made: Any, turn: Any) -> Trial:
+            return replace(super().trial(genes, steps, made, turn), speed=1.0 + genes[0] + 2 * genes[1])
+
+    class Healed(OneByOne):
+        def in_full(self, number: int = 0) -> tuple[tuple[int, ...], int]:
+            return (2, 0), 400
+
+    made: list[tuple[str, str | None]] = []
+
+    def run(_model: str, _recipe: Any, place: Path, *_: Any, begun: Path | None, **_options: Any) -> Any:
+        made.append((place.name, begun and begun.name))
+        steps_of(place).mkdir(parents=True)
+        return "report", [], []
+
+    monkeypatch.setattr(in_full, "run", run)
+    space = Space((*SPACE.slots, (Int8(),)), lambda _: True)
+    search = Healed(
+        space, Rounding(), Plan(Bound(lose=0.1), 100.0, True), Trials(tmp_path / "trials.jsonl"),  # type: ignore[arg-type]
+        clock=lambda: 0.0,
+    )  # fmt: skip
+    search._try([(0, 1), (2, 0)], 0, lambda: False)
+    work = InFull(search, "MODEL", Job(), {}, 0, tmp_path, {}, lambda *_: None)
+    work.heal()
+    assert made == [("made-2-0-400", None), ("made-2-1-400", "made-2-0-400")]
+    best = search.best()
+    assert (best.genes, best.steps) == ((2, 1), 400)

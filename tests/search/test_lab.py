@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from transformers import PreTrainedModel
 from zoo import network
 
-from greenformers.changes import Bfloat16, Change, Given, Int8, Layers, Prune
+from greenformers.changes import Bfloat16, Change, Given, Heal, Int8, Layers, Prune
 from greenformers.compress.apply import apply
 from greenformers.compress.quality import judge
 from greenformers.data._reader import Reader
@@ -132,6 +132,29 @@ def test_recipes_that_begin_alike_are_made_from_where_they_part(
         assert all(x.equal(y) for x, y in zip(lab.made(recipe).parameters(), whole.parameters(), strict=True)), recipe
     assert applied == [first, second, Prune(0.8), Int8()]
     assert len(model.encoder.layer) > 1, "the model itself stays"
+
+
+def test_what_is_healed_serves_what_only_rounds_it_in_addition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, trained = encoder(), []
+    reader = Reader.of(model, tokenizer("bert"), 16)
+    texts = Texts("texts", [(text,) for text in sentences(24)])
+    given = Given(reader.batches(texts), training=reader.rows(texts), teacher=model)
+    lab = Lab(model, reader, texts, given, tmp_path, faster=lambda *_: 2.0)
+
+    def counted(network: Any, recipe: tuple[Change, ...], given: Given, *, done: Any = None) -> Any:
+        trained.extend(change for change in recipe[len(done.steps) if done else 0 :] if change.trains)
+        return apply(network, recipe, given, done=done)
+
+    monkeypatch.setattr(searching, "apply", counted)
+    first, heal = Layers(1), Heal(2, batch_size=8)
+    trials = [lab.trial((at,), 2, lambda: lab.made((first, heal, *late))) for at, late in enumerate([(), (Int8(),)])]  # noqa: B023
+    assert trained == [heal]
+    assert trials[0].refused is None
+    assert trials[1].training == trials[0].training > 0
+    whole = copy.deepcopy(model)
+    apply(whole, (first, heal, Int8()), given)
+    again = lab.made((first, heal, Int8()))
+    assert all(x.equal(y) for x, y in zip(again.state_dict().values(), whole.state_dict().values(), strict=True))
 
 
 def test_of_no_errors_all_is_kept_or_nothing() -> None:

@@ -194,14 +194,14 @@ def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path)
     few, many = (3, 0, 0, 0), (0, 1, 0, 0)
     search = after((few, 0, 10.0), (many, 0, 10.0), (few, 100, 30.0), (many, 100, 110.0))
     # 45 % of the 840 seconds that are left, less those of making it.
-    assert [search._affordable(genes, 0) for genes in (few, many)] == [1_800, 300]
-    assert search._affordable((0, 0, 1, 0), 0) == 600, "the median of both"
+    assert [search._steps.affordable(genes, 0) for genes in (few, many)] == [1_800, 300]
+    assert search._steps.affordable((0, 0, 1, 0), 0) == 600, "the median of both"
     # The first recipe with a change measures what it needs, once: that makes no step cheaper.
     search = after((few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0))
-    assert search._affordable(few, 0) == 200
+    assert search._steps.affordable(few, 0) == 200
     # Where the seconds of the healing alone are known, these count.
     search.trials.seen[-1] = replace(search.trials.seen[-1], training=25.0)
-    assert search._affordable(few, 0) == 400
+    assert search._steps.affordable(few, 0) == 400
 
 
 def test_changes_that_bring_little_speed_are_not_healed_alone(tmp_path):
@@ -274,6 +274,33 @@ def test_what_was_healed_in_full_and_missed_is_healed_on(tmp_path):
     search.trials.add(Trial(genes, total, speed, 0.019, 1.0, seconds=1.0))
     assert search.parts(genes, total) == (steps, total - steps), "which stays its recipe"
     assert search.parts(genes, steps) == (steps,)
+
+
+def test_what_rounds_and_loses_little_comes_behind_healing_and_needs_none_of_its_own(tmp_path):
+    def after(*rows, lost=0.002, lose=0.02):
+        search = Search(SPACE, KnownLab(), Plan(Bound(lose=lose), 1_000.0, True), Trials(tmp_path / "none.jsonl"))
+        search.trials.seen.append(Trial((0, 0, 0, 1), 0, 2.0, lost, seconds=10.0))
+        search.trials.seen += [Trial(genes, steps, speed, own, seconds=s) for genes, steps, speed, own, s in rows]
+        return search
+
+    plain, rounded = (3, 0, 0, 0), (3, 0, 0, 1)
+    rows = ((plain, 0, 2.5, 0.06, 10.0), (rounded, 0, 5.0, 0.062, 10.0), (plain, 100, 2.5, 0.03, 30.0))
+    healed = (plain, 600, 2.5, 0.015, 250.0)
+    search = after(*rows, healed)
+    assert search.recipe(rounded, 600) == (Layers(3), Heal(600), Int8())
+    assert search.recipe(rounded, 900) == (Layers(3), Heal(600), Heal(300), Int8())
+    assert search.rounded_else(plain, 600) == rounded, "twice as fast at the same loss"
+    affordable = search._steps.affordable(plain)
+    search = after(*rows, healed, (rounded, 600, 5.0, 0.0155, 10.0))
+    assert search.rounded_else(plain, 600) is search.rounded_else(rounded, 600) is None, "both are known"
+    assert search._steps.affordable(rounded) == pytest.approx(affordable, abs=100), "what is not healed costs no step"
+    search = after(*rows, (rounded, 600, 5.0, 0.021, 250.0))
+    assert search.rounded_else(rounded, 600) == plain, "which loses less, where the bound is missed"
+    assert after(*rows, (plain, 600, 2.5, 0.04, 250.0)).rounded_else(plain, 600) is None, "neither keeps the bound"
+    # Where rounding loses more, healing is aware of it, and each is healed by itself.
+    for search in (after(*rows, healed, lost=0.01), after(*rows, healed, lose=0.004)):
+        assert search.recipe(rounded, 600) == (Layers(3), Int8(), Heal(600)), "as the laboratory puts it"
+        assert search.rounded_else(plain, 600) is None
 
 
 @pytest.mark.usefixtures("few")
