@@ -22,9 +22,10 @@ from torch import Tensor
 
 from greenformers._gradients import by_hand
 from greenformers._torch import in_transform
-from greenformers.attention._aligned import finite_queries, zeroed
+from greenformers.attention._aligned import finite_queries, is_traced, zeroed
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
-from greenformers.attention._feature_map import FeatureMap
+from greenformers.attention._feature_map import Exponential, FeatureMap
+from greenformers.attention._through_features import ThroughFeatures
 
 
 class State(NamedTuple):
@@ -89,6 +90,9 @@ class Kernelized(Attention):
         given = q, k, v, key_mask, phi, self._positions(q, phi)
         if in_transform() or on_gpu(q):
             return (_plain_causal if self.shape.causal else _plain)(*given)
+        if isinstance(phi, Exponential) and phi.rows is not None and _fits_fused(q, k) and not self.shape.causal:
+            fused: Tensor = ThroughFeatures.apply(q, k, v, key_mask, phi, lambda *x: _plain(*x, phi, given[-1]))
+            return fused
         out: Tensor = function.apply(*given)
         return out
 
@@ -98,8 +102,9 @@ class Kernelized(Attention):
             return self.chunk
         if self.shape.causal:
             return 128
-        batch, heads, _, dim = q.shape
-        return max(64, _numbers(q) // (batch * heads * (phi.width + dim)))
+        batch, heads, count, dim = q.shape
+        most = max(64, _numbers(q) // (batch * heads * (phi.width + dim)))
+        return -(-count // -(-count // most)) if count else most  # a last chunk of a few costs as many calls
 
     def step(
         self,
@@ -114,6 +119,11 @@ class Kernelized(Attention):
         with full_precision(q):
             before = _empty(k, features) if state is None else State(*state)
             return _stepped(q, k, v, key_mask, features, self._positions(q, features), before)
+
+
+def _fits_fused(q: Tensor, k: Tensor) -> bool:
+    """Whether torch's fused attention takes these: there are queries and keys, and nothing is traced."""
+    return bool(q.shape[2] and k.shape[2]) and not is_traced(q)
 
 
 class _Keys(NamedTuple):
