@@ -12,6 +12,7 @@ shift a query may see: as in softmax it cancels, nothing overflows, and no query
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -91,7 +92,8 @@ class Kernelized(Attention):
         if in_transform() or on_gpu(q):
             return (_plain_causal if self.shape.causal else _plain)(*given)
         if isinstance(phi, Exponential) and phi.rows is not None and _fits_fused(q, k) and not self.shape.causal:
-            fused: Tensor = ThroughFeatures.apply(q, k, v, key_mask, phi, lambda *x: _plain(*x, phi, given[-1]))
+            plain = partial(_plain, features=phi, chunk=given[-1])
+            fused: Tensor = ThroughFeatures.apply(q, k, v, key_mask, phi, plain)
             return fused
         out: Tensor = function.apply(*given)
         return out

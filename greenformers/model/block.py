@@ -20,6 +20,7 @@ from greenformers.lowrank.feed_forward import can_slice, slice_length
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.cache import Past
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.folded import folded, folds, output_of, query_code
 from greenformers.model.next_token import way_of
 from greenformers.model.norm import norm_of
 from greenformers.model.projected import constant
@@ -111,7 +112,7 @@ class EncoderLayer(Layer):
                 x, mixed = x[:, -last:], mixed[:, -last:]
             if slices_fit and x.shape[0] * x.shape[1] > tokens:
                 return self._after_in_slices(x, mixed, key_mask, tokens)
-            out, own = self._after(x, mixed, key_mask)
+            out, own = self._after(x, self.attention.output(mixed), key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
         rows = max(1, tokens // x.shape[1])
@@ -139,7 +140,7 @@ class EncoderLayer(Layer):
         else:
             mixed, loss = self.attention.mix(y, key_mask, cache, rotation=rotation, **further)
             mixed = running.take(mixed)
-        out, own = self._after(running.take(x), mixed, running.mask)
+        out, own = self._after(running.take(x), self.attention.output(mixed), running.mask)
         loss = own if loss is None else loss if own is None else loss + own
         return out if loss is None else (out, loss)
 
@@ -147,8 +148,22 @@ class EncoderLayer(Layer):
         self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int
     ) -> Tensor:
         """The layer for a few sequences."""
+        if global_mask is None and folds(self.attention, x.shape[1]):
+            return self._folded(x, key_mask, tokens)
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask, rotation=rotation)[0]
         return self._after_in_slices(x, mixed, key_mask, tokens)
+
+    def _folded(self, x: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
+        """The layer for a few sequences, from codes of queries to codes of the output, see `folded`."""
+        y = self._before(x)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for row, attend in enumerate(folded(self.attention, y, key_mask)):
+            masks = repeat(None) if key_mask is None else key_mask[row].split(tokens)
+            slices = (part[row].split(tokens) for part in (x, y, out))
+            for x_slice, y_slice, slice_, mask in zip(*slices, masks, strict=False):
+                attended = output_of(self.attention, attend(query_code(self.attention, y_slice)))
+                slice_.copy_(self._after(x_slice, attended, mask)[0])
+        return out
 
     def _after_in_slices(self, x: Tensor, mixed: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer after attention, in slices that overwrite the attention outputs."""
@@ -156,7 +171,7 @@ class EncoderLayer(Layer):
         masks = repeat(None) if key_mask is None else key_mask[:, -x.shape[1] :].flatten().split(tokens)
         slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
         for x_slice, slice_, mask in zip(*slices, masks, strict=False):
-            slice_.copy_(self._after(x_slice, slice_, mask)[0])
+            slice_.copy_(self._after(x_slice, self.attention.output(slice_), mask)[0])
         return mixed
 
     def compress(
@@ -173,10 +188,10 @@ class EncoderLayer(Layer):
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x
 
-    def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The layer after attention, and in training the loss of a feed-forward block that has one."""
+    def _after(self, x: Tensor, attended: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The layer behind attention, and in training the loss of a feed-forward block that has one."""
         dropout = self.dropout if self.training else _as_it_is  # a module call costs much for a single token
-        x = x + dropout(self.attention.output(mixed))
+        x = x + dropout(attended)
         if self.pre_norm:
             added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
             return x + dropout(added), loss
