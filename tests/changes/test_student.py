@@ -163,7 +163,7 @@ def test_a_narrower_student_begins_with_the_best_matrix() -> None:
     fewer = Student(
         network(hidden_size=12, num_attention_heads=4, num_hidden_layers=1), original, None, 1.0, seen=[given]
     )
-    assert fewer.weights == {"embeddings": 1.0, "similarities": 10.0}
+    assert fewer.weights == {"embeddings": 1.0, "similarities": 1.0}
     assert list(fewer.widening) == ["embeddings"]
     learner = Student(narrow, original, None, 1.0, seen=[given])
     assert learner.weights == {"hidden": 1.0, "embeddings": 1.0, "similarities": 1.0}
