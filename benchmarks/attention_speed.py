@@ -3,17 +3,18 @@
 Install the peers into a folder, and give it:
 
     pip install --no-deps --target PEERS nystrom-attention==0.0.14 performer-pytorch==1.1.4 einops
-    pip install --no-deps --target PEERS linear-attention-transformer==0.19.1 local-attention linformer
+    pip install --no-deps --target PEERS linear-attention-transformer==0.19.1 local-attention linformer==0.2.3
     pip install --no-deps --target PEERS axial-positional-embedding product-key-memory hyper-connections
     pip install --no-deps --target PEERS torch-einops-utils
     python benchmarks/attention_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/attention_speed.jsonl]
 
-Equal settings: 8 heads of 64, 64 landmarks, 256 features, one sequence; projections are left out on all sides. Every
-side of a setting runs interleaved. Bar, of each contest: at least as fast as the best peer at every N from 512 to
-16,384 in inference and training, never more memory, and 1.5 times as fast on the geometric mean of these. Of the peers'
-causal forms, linear-attention-transformer is run without its blind spot, so that it sees what it should. Beside them
-dense attention, SDPA and eager, whose scores are N x N in memory, up to 4,096. The causal forms of performer-pytorch
-and linear-attention-transformer end at 2,048, as they need gigabytes: there the bar is of the lengths up to that.
+Equal settings: 8 heads of 64, 64 landmarks, 256 features, 128 projected keys, one sequence; projections of inputs are
+left out on all sides. Every side of a setting runs interleaved. Bar, of each contest: at least as fast as the best peer
+at every N from 512 to 16,384 in inference and training, never more memory, and 1.5 times as fast on the geometric mean
+of these. Of the peers' causal forms, linear-attention-transformer is run without its blind spot, so that it sees what
+it should. Beside them dense attention, SDPA and eager, whose scores are N x N in memory, up to 4,096. The causal forms
+of performer-pytorch and linear-attention-transformer end at 2,048, as they need gigabytes: there the bar is of the
+lengths up to that.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from greenformers.measure.grid import attention_by
 from greenformers.measure.memory import peak_memory
 from greenformers.measure.record import Record, with_ratios
 
-HEADS, DIM, LANDMARKS, FEATURES = 8, 64, 64, 256
+HEADS, DIM, LANDMARKS, FEATURES, K = 8, 64, 64, 256, 128
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 DENSE_UP_TO = 4096
 CAUSAL_PEERS_UP_TO = 2048
@@ -205,6 +206,14 @@ def transformers_nystromformer(length: int) -> Call:
     return Joined(module)
 
 
+def linformer(length: int) -> Call:
+    package = importlib.import_module("linformer")
+    module = package.LinformerSelfAttention(HEADS * DIM, length, k=K, heads=HEADS, dim_head=DIM)
+    module.to_q, module.to_k, module.to_v = (Part(index) for index in range(3))
+    module.to_out = nn.Identity()
+    return Joined(module)
+
+
 def performer(causal: bool) -> Callable[[int], Call]:
     def make(_: int) -> Call:
         package = importlib.import_module("performer_pytorch")
@@ -232,6 +241,7 @@ CONTESTS = (
         {"landmarks": LANDMARKS},
         {"nystrom-attention": nystrom_attention, "transformers": transformers_nystromformer},
     ),
+    Contest("linformer", False, {"k": K}, {"linformer": linformer}),
     Contest("performer", False, {"features": FEATURES}, {"performer-pytorch": performer(causal=False)}),
     Contest(
         "performer",

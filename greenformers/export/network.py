@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.changes import kinds
 from greenformers.checkpoint.files import line
 from greenformers.model._transformers import attention_of, can_choose_attention
+from greenformers.model.positions import first_position
 
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 LEAST = 4
@@ -87,6 +88,7 @@ class Network(nn.Module):
         self.generates = model.can_generate()
         self.remembers = self.generates and {"use_cache", "past_key_values"} <= set(takes)
         self.places = self.generates and POSITIONS in takes
+        self.first = first_position(model)
         try:
             with torch.inference_mode():
                 given = self._run(self.batch(1, 2))
@@ -100,7 +102,7 @@ class Network(nn.Module):
     def _run(self, tensors: Batch) -> Any:
         given = dict(zip(self.inputs, tensors, strict=True))
         if self.places:
-            given[POSITIONS] = positions(given[MASK], given[IDS].shape[1])
+            given[POSITIONS] = positions(given[MASK], given[IDS].shape[1], self.first)
         return self.model(**given, return_dict=True, **self.options)
 
     def forward(self, *tensors: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class Network(nn.Module):
 
     def with_cache(self, ids: Tensor, mask: Tensor, cache: Cache) -> Any:
         """The outputs of new tokens (B, N) under the mask (B, P + N) of all; the cache of P tokens is lengthened."""
-        more = {POSITIONS: positions(mask, ids.shape[1])} if self.places else {}
+        more = {POSITIONS: positions(mask, ids.shape[1], self.first)} if self.places else {}
         return self.model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True, **more
         )
@@ -129,9 +131,9 @@ class Network(nn.Module):
         return (ids.where(mask.bool(), pad), mask, types)[: len(self.inputs)]
 
 
-def positions(mask: Tensor, length: int) -> Tensor:
-    """Positions of the last `length` tokens of a mask (B, T), counted without padding, as `generate` counts them."""
-    return (mask.cumsum(1) - 1).clamp(min=0)[:, -length:]
+def positions(mask: Tensor, length: int, first: int = 0) -> Tensor:
+    """Positions of the last `length` tokens of a mask (B, T), counted without padding, the first token's as given."""
+    return (mask.cumsum(1) - 1).clamp(min=0)[:, -length:] + first
 
 
 def examples(network: Network, length: int) -> list[Batch]:

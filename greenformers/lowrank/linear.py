@@ -78,7 +78,7 @@ class LED(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether it computes what its weights say: no factor is replaced, and nothing watches it or a factor."""
+        """Whether its `forward` computes what its weights say: no factor is replaced, and nothing watches one."""
         return is_plain(self.encoder) and is_plain(self.decoder)
 
     def reset_parameters(self, std: float | None = None) -> None:
@@ -195,9 +195,9 @@ LinearLayer = nn.Linear | LED | HeadLED
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether a linear layer computes what its weights say: it is of a known class, and nothing watches it."""
-    if type(layer) is nn.Linear:
-        return not is_watched(layer)
-    return isinstance(layer, LED | HeadLED) and layer.plain
+    if type(layer) is not nn.Linear and not (isinstance(layer, LED | HeadLED) and layer.plain):
+        return False
+    return not is_watched(layer)
 
 
 def linear_layer(

@@ -148,7 +148,8 @@ class EncoderLayer(Layer):
         self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int
     ) -> Tensor:
         """The layer for a few sequences."""
-        if global_mask is None and folds(self.attention, x.shape[1]):
+        alone = global_mask is None and rotation is None and self.attention.position is None
+        if alone and folds(self.attention, x.shape[1]):
             return self._folded(x, key_mask, tokens)
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask, rotation=rotation)[0]
         return self._after_in_slices(x, mixed, key_mask, tokens)

@@ -1,25 +1,31 @@
-"""Low-rank attention to a few projected keys, in inference: the factors next to it are folded into keys and values.
+"""Low-rank attention to few keys, in inference: the factors next to the mechanism are folded into keys and values.
 
-With the code c = x E_q of a query, keys k and values v (K x D) of head h, and the encoder E_o of the output,
+With codes c of a query and c_j of a key, D_qh, D_kh and D_vh the parts of the last factors that belong to head h, and
+E_oh that of the first factor of the output (biases left out),
 
-    scores_h = (c D_qh + b_qh) k_h^T / sqrt(D) = c A_h + b_h,     A_h = D_qh k_h^T / sqrt(D),  b_h = k_h b_qh / sqrt(D)
-    output   = (sum_h softmax(scores_h) v_h E_oh) D_o + b_o       = (softmax([scores_1 ... scores_H]) B) D_o + b_o
+    scores_h,j = (c D_qh) (c_j D_kh)^T / sqrt(D) = c A_hj,         A_hj = D_qh D_kh^T c_j^T / sqrt(D)
+    output     = (sum_h sum_j p_hj c_j D_vh E_oh) D_o = (p B) D_o, B_hj = c_j D_vh E_oh
 
-so that queries are never decoded and outputs never joined: two products of width H K a position, with a softmax of each
-head between, as a feed-forward block. Linformer (Wang 2020, arXiv:2006.04768) has such keys, and A and B cost
-2 H K D r once a text. Multiply-adds a position: H K (r_q + r_o), in place of H K 2 D + d (r_q + r_o).
+so that queries, keys and values are never decoded and outputs never joined: two products of width H K a position, with
+a softmax of each head between, as a feed-forward block. The keys are those of a short text, or the K projected ones of
+Linformer (Wang 2020, arXiv:2006.04768). Multiply-adds a query: H K (r_q + r_o), in place of H K 2 D + d (r_q + r_o);
+a key: H r_k r_q + H r_v r_o, in place of d (r_k + r_v).
 """
 
-from typing import NamedTuple, cast, get_args
+from typing import NamedTuple, cast
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from greenformers._torch import is_watched
 from greenformers.attention import Role
-from greenformers.lowrank.linear import LED, decode
+from greenformers.lowrank.linear import LED, LinearLayer, decode, is_plain
 from greenformers.model.projected import Projected
+
+WIDEST = 4096
+"""The most scores of a position at once, of all heads: with those of a slice of positions they stay in a cache."""
 
 
 class Folded(NamedTuple):
@@ -28,7 +34,7 @@ class Folded(NamedTuple):
     Attributes:
         heads: Number H of heads.
         A: Folded keys (H K, r_q).
-        b: What the bias of queries adds to scores (H K); None without one.
+        b: What the bias of queries adds to scores (H K), -inf for hidden keys; None where that is nothing.
         B: Folded values (r_o, H K).
     """
 
@@ -46,32 +52,39 @@ class Folded(NamedTuple):
 
 def folds(block: Projected, positions: int) -> bool:
     """Whether attention can be folded, and is cheaper so, for texts of so many positions."""
-    mechanism, keys = block.mechanism, block.mechanism.folded_keys
-    if keys is None or not block.can_reduce:
+    keys = block.mechanism.folded_keys(positions)
+    H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
+    if keys is None or H * keys > WIDEST or block.normalised is not None or is_watched(block.mechanism):
         return False
     query, output = block.projections["q"], block.output
-    if not (isinstance(query, LED) and isinstance(output, LED)):
-        return False
-    if any(is_watched(layer) or not layer.plain for layer in (query, output)):  # hooks see what passes through modules
-        return False
-    H, D = mechanism.shape.heads, mechanism.shape.head_dim
-    ranks = query.rank + output.rank
-    return positions * (H * keys * (2 * D - ranks) + H * D * ranks) > H * keys * D * ranks
+    if not (isinstance(query, LED) and isinstance(output, LED) and is_plain(query) and is_plain(output)):
+        return False  # what is no LED has no code, and hooks see what passes through modules
+    saved = H * keys * (2 * D - query.rank - output.rank) + H * D * (query.rank + output.rank)
+    added = _added(block, "k", query.rank) + _added(block, "v", output.rank)
+    return positions * saved > keys * added
 
 
 def folded(block: Projected, x: Float[Tensor, "B M d"], key_mask: Bool[Tensor, "B M"] | None) -> list[Folded]:
     """What each text of a batch attends, with keys and values of these inputs."""
-    mechanism = block.mechanism
-    codes = block.codes(x, *get_args(Role))
-    k, v = (block.for_every_head(block.reduce(role, codes[role], key_mask)) for role in get_args(Role))
     query, output = cast(LED, block.projections["q"]), cast(LED, block.output)
-    H, D = mechanism.shape.heads, mechanism.shape.head_dim
-    k = k * D**-0.5
-    A = (k @ query.decoder.weight.view(H, D, -1)).flatten(1, 2)  # (B, H K, r_q)
-    b = None if query.bias is None else (k @ query.bias.view(H, D, 1)).flatten(1)
-    # (r_o, H D) by heads (H, D, r_o): values times the part of the encoder that reads their head.
-    B = (v @ output.encoder.weight.view(-1, H, D).permute(1, 2, 0)).flatten(1, 2).mT  # (B, r_o, H K)
-    return [Folded(H, A[row], None if b is None else b[row], B[row]) for row in range(len(x))]
+    H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
+    by_head = query.decoder.weight.view(H, D, -1)
+    if query.bias is not None:
+        by_head = torch.cat([by_head, query.bias.view(H, D, 1)], 2)
+    codes = block.codes(x, "k", "v")
+    hidden = None if key_mask is None or block.can_reduce else ~key_mask
+    if hidden is not None:  # a weight of 0 times NaN would be NaN
+        codes = {name: code.masked_fill(hidden[..., None], 0.0) for name, code in codes.items()}
+    A = _times(block, "k", codes["k"], key_mask, by_head * D**-0.5)  # (B, H, K, r_q + 1)
+    B = _times(block, "v", codes["v"], key_mask, output.encoder.weight.view(-1, H, D).permute(1, 2, 0))
+    b = None if query.bias is None else A[..., -1]
+    if hidden is not None:
+        b = (A.new_zeros(A.shape[:3]) if b is None else b).masked_fill(hidden[:, None], torch.finfo(A.dtype).min)
+        B = B.masked_fill(hidden[:, None, :, None], 0.0)  # where all are hidden the output is that of no key
+    A = A[..., : query.rank].flatten(1, 2)
+    return [
+        Folded(H, A[row], None if b is None else b[row].flatten(), B[row].flatten(0, 1).mT) for row in range(len(x))
+    ]
 
 
 def query_code(block: Projected, x: Tensor) -> Tensor:
@@ -82,3 +95,45 @@ def query_code(block: Projected, x: Tensor) -> Tensor:
 def output_of(block: Projected, code: Tensor) -> Tensor:
     """The output of attention, from its code."""
     return decode(cast(LED, block.output), code)
+
+
+def _times(
+    block: Projected, role: Role, code: Float[Tensor, "B M r"], key_mask: Tensor | None, y: Float[Tensor, "H D s"]
+) -> Float[Tensor, "B H K s"]:
+    """Keys or values of each head, times a matrix of that head."""
+    layer, weight_sum = cast(LinearLayer, block.projections[role]), None
+    if block.can_reduce:
+        ones = code.new_ones(*code.shape[:2], 1)
+        code, weight_sum = (block.mechanism.reduce(part, key_mask, role=role) for part in (code, ones))
+    if not _skips(block, layer, y.shape[2]):
+        return block.for_every_head(block.split_heads(decode(layer, code, weight_sum))) @ y
+    led = cast(LED, layer)
+    matrix = _of_heads(block, led.decoder.weight).mT @ y  # (H, r, s)
+    # One product for all heads: of heads by themselves the codes would be copied.
+    product = (code @ matrix.transpose(0, 1).flatten(1)).unflatten(2, (len(y), -1)).transpose(1, 2)
+    if led.bias is None:
+        return product
+    of_bias = _of_heads(block, led.bias[:, None]).mT @ y  # (H, 1, s)
+    return product + (of_bias if weight_sum is None else weight_sum[:, None] * of_bias)
+
+
+def _of_heads(block: Projected, x: Tensor) -> Tensor:
+    """Rows (h D, r) of the heads of keys or values as those of the heads of queries (H, D, r)."""
+    return block.for_every_head(x.view(1, -1, block.head_dim, x.shape[1]))[0]
+
+
+def _skips(block: Projected, layer: LinearLayer, width: int) -> bool:
+    """Whether a key is not decoded: its code meets the product of both factors, which is made once for all keys."""
+    H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
+    plain = isinstance(layer, LED) and is_plain(layer)
+    return plain and H * layer.rank * width < block.key_heads * D * layer.rank + H * D * width
+
+
+def _added(block: Projected, role: Role, width: int) -> int:
+    """Multiply-adds that folding takes more for a key or value."""
+    layer = cast(LinearLayer, block.projections[role])
+    H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
+    if not _skips(block, layer, width):
+        return H * D * width
+    rank = cast(LED, layer).rank
+    return H * rank * width - block.key_heads * D * rank

@@ -25,6 +25,12 @@ def reach(model: PreTrainedModel) -> int | None:
     return min((embedding.num_embeddings - _offset(embedding) for _, embedding in embeddings), default=int(stated))
 
 
+def first_position(model: PreTrainedModel) -> int:
+    """The number of the first position, as a model takes them: RoBERTa, say, counts from behind its padding."""
+    embeddings = [module for _, module in _embeddings(model) if not hasattr(module, "offset")]  # which adds it itself
+    return max((_offset(embedding) for embedding in embeddings), default=0)
+
+
 def check_extendable(model: PreTrainedModel) -> None:
     """Check that the positions of a model can be extended.
 

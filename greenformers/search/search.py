@@ -219,7 +219,8 @@ class Search:
             steps: Steps for which it was.
         """
         usual = np.median([trial.seconds for trial in self.trials.done(0)])
-        return self._rounding.other(genes, steps) if self.left > usual else None
+        left = self.plan.seconds - self.trials.seconds  # the same in all processes, which make it together
+        return self._rounding.other(genes, steps) if left > usual else None
 
     def healed_alike(self, genes: Genes) -> list[Trial]:
         """Trials of a recipe, and of those that are healed as it is and round other weights."""

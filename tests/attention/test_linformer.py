@@ -90,6 +90,24 @@ def test_reducing_first_is_the_same_function(sharing, masked, k):
     torch.testing.assert_close(out, module(q, keys, values, mask), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key_value", "layerwise"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_that_lie_side_by_side_are_projected_to_the_same(sharing, masked):
+    module = build("linformer", SHAPE, k=4, sharing=sharing).double()
+    apart = [x.requires_grad_() for x in draw(9, 9)]
+    beside = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in apart]
+    assert beside[1].transpose(1, 2).is_contiguous() != apart[1].transpose(1, 2).is_contiguous()
+    mask = holes(9, len(apart[0])) if masked else None
+    found, expected = module(*beside, mask), module(*apart, mask)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    leaves = list(module.parameters())
+    g = torch.randn_like(found)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, [*beside, *leaves], g), torch.autograd.grad(expected, [*apart, *leaves], g),
+        atol=1e-12, rtol=1e-12,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("role", ["k", "v"])
 def test_reduction_is_linear_over_positions(role):
     module = build("linformer", SHAPE, k=5).double()

@@ -210,6 +210,17 @@ def test_registered():
     assert type(build("star", size())).__name__ == "Star"
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("ranks", [{}, {"k": 3, "v": 2}])
+def test_projections_that_are_watched_are_called_and_give_the_same(ranks, masked):
+    layers, x, mask, seen = make(2, ranks=ranks), draw(), masks() if masked else None, []
+    expected = run(layers, x, mask)
+    for layer in layers:
+        layer.relay.k.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(run(layers, x, mask), expected, **EXACT)
+    assert seen == [1, 1]
+
+
 def test_ranks_are_of_satellites_and_relay():
     layer = build("star", size(ranks={"q": 3}))
     low = {path: part.rank for path, part in layer.named_modules() if isinstance(part, LED)}

@@ -10,7 +10,15 @@ import onnxruntime
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
 from zoo import network
 
 import greenformers
@@ -74,6 +82,22 @@ def test_a_text_in_pieces(exported: tuple[Network, Path, Checked], form: str) ->
     # The pieces before count: without them it is another text.
     alone = CachedCall(call.decoder, pieces=False)(ids[:, 6:], mask[:, 6:])
     assert (alone - whole[:, 6:])[:1].abs().max() > 2 * allowed
+
+
+def test_positions_that_count_from_behind_the_padding_do_so_with_and_without_a_cache() -> None:
+    sizes = {"vocab_size": 53, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    further = {"intermediate_size": 16, "max_position_embeddings": 40, "pad_token_id": 1, "type_vocab_size": 1}
+    model = RobertaForCausalLM(RobertaConfig(is_decoder=True, **sizes, **further)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.dim() == 2 else 1)
+    decoder = Network(model)
+    ids, mask = decoder.batch(3, 9, "right")
+    with torch.inference_mode():
+        right = model(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+        assert decoder.first == 2
+        for call in (decoder, CachedCall(TorchDecoder(decoder), pieces=True)):
+            torch.testing.assert_close(call(ids, mask)[mask.bool()], right, atol=1e-4, rtol=1e-4)
 
 
 def test_openvino_continues_rows_as_beams_choose_them(exported: tuple[Network, Path, Checked]) -> None:

@@ -69,7 +69,10 @@ def test_long_texts_meet_keys_and_values_with_the_factors_of_queries_and_outputs
     block = layer("lrt+linformer", torch.float32, max_position_embeddings=length)
     x = torch.randn(B, length, d)
     a_position = 4 * dense(d, RANK) + 2 * dense(RANK, places) + led(d, f) + led(f, d)
-    a_text = K * (2 * dense(RANK, d) + 2 * dense(d, RANK) + 2 * d)  # k and v, A and B, and what the bias of q adds
+    # Codes of keys and values by the products of both factors; a column more for what the bias of queries adds.
+    a_text = sum(
+        HEADS * (dense(K, RANK * s) + dense(RANK, HEAD_DIM * s) + dense(HEAD_DIM, s)) for s in (RANK + 1, RANK)
+    )
     with torch.no_grad():
         assert flops(lambda: block(x)) == B * (length * a_position + a_text) + shortened(RANK, length)
     handle = block.attention.output.register_forward_hook(lambda *_: None)  # which sees a call of the output
