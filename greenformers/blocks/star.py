@@ -127,8 +127,10 @@ class Star(Block):
         """
         layers, heads = self.relay, self.size.heads
         W_k, W_v = (layer.weight.unflatten(0, (heads, -1)) for layer in (layers.k, layers.v))  # (H, D, d)
-        asked = torch.einsum("bhd,hdc->bhc", q[:, 0].unflatten(-1, (heads, -1)) * W_k.shape[1] ** -0.5, W_k)
-        scores = asked @ context.mT  # (B, H, M)
+        of_heads = q[:, 0].unflatten(-1, (heads, -1)) * W_k.shape[1] ** -0.5  # (B, H, D)
+        scores = torch.einsum("bhd,hdc->bhc", of_heads, W_k) @ context.mT  # (B, H, M)
+        if layers.k.bias is not None:  # which changes nothing, and is a part of the network all the same
+            scores = scores + (of_heads * layers.k.bias.unflatten(0, (heads, -1))).sum(-1, keepdim=True)
         if mask is not None:
             scores = scores.masked_fill(~F.pad(mask, (1, 0), value=True)[:, None], -torch.inf)
         mixed = torch.einsum("bhc,hdc->bhd", scores.softmax(-1) @ context, W_v).flatten(1)[:, None]

@@ -60,8 +60,7 @@ def folds(block: Projected, positions: int) -> bool:
     if not (isinstance(query, LED) and isinstance(output, LED) and is_plain(query) and is_plain(output)):
         return False  # what is no LED has no code, and hooks see what passes through modules
     saved = H * keys * (2 * D - query.rank - output.rank) + H * D * (query.rank + output.rank)
-    added = _added(block, "k", query.rank) + _added(block, "v", output.rank)
-    return positions * saved > keys * added
+    return positions * saved > _added(block, "k", query.rank, keys) + _added(block, "v", output.rank, keys)
 
 
 def folded(block: Projected, x: Float[Tensor, "B M d"], key_mask: Bool[Tensor, "B M"] | None) -> list[Folded]:
@@ -129,11 +128,11 @@ def _skips(block: Projected, layer: LinearLayer, width: int) -> bool:
     return plain and H * layer.rank * width < block.key_heads * D * layer.rank + H * D * width
 
 
-def _added(block: Projected, role: Role, width: int) -> int:
-    """Multiply-adds that folding takes more for a key or value."""
+def _added(block: Projected, role: Role, width: int, keys: int) -> int:
+    """Multiply-adds that folding takes more for the keys or values of a text."""
     layer = cast(LinearLayer, block.projections[role])
     H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
     if not _skips(block, layer, width):
-        return H * D * width
+        return keys * H * D * width
     rank = cast(LED, layer).rank
-    return H * rank * width - block.key_heads * D * rank
+    return keys * (H * rank * width - block.key_heads * D * rank) + H * D * rank * width
