@@ -1,13 +1,15 @@
 """What healing brings back of a recipe's loss, learned from trials.
 
-    log lost(s, n) = log lost(s, 0) + level(s) + fall(s) log2(n / AT)
+    log lost(s, n) = log lost(s, 0) + level(s) + fall(s, lost(s, AT)) log2(n / AT)
 
 for a recipe of strengths s after n steps, with a fall that is `LATER` times as steep beyond AT, or as steep as was seen
 where recipes were healed for long. What keeps its width and loses layers, say, comes back sooner than what was pruned,
-so that the level is a function of the recipe as soon as a few were healed.
+so that the level is a function of the recipe as soon as a few were healed. What has lost much falls more slowly, as it
+has too few weights left to come back.
 """
 
-from math import log
+from collections.abc import Sequence
+from math import exp, log
 
 import numpy as np
 
@@ -20,16 +22,20 @@ HURDLES = (100, 300)
 """Steps of healing at which only those above the mean go on. After 50 steps what keeps its layers is worse than before:
 MiniLM-L6 pruned to 0.3, low rank 0.8, 97.3 % of 98.7, at a rate of 1.1e-4 as at 5e-4; after 200 at 2.2e-4 98.3 %."""
 
-FALL, TRUSTED = -0.2, 2.0
-"""The change of the logarithm of the loss by twice the steps, as long as no healing was seen, and as how many recipes
-that were seen it counts. What a search heals twice is often pruned alone, which falls by 0.13 to 0.16; of four layers
-of six it was 0.19 to 0.23."""
+FALL, NEAR, TRUSTED = -0.2, 0.02, 2.0
+"""The change of the logarithm of a loss of `NEAR` by twice the steps, as long as no healing was seen, and as how many
+recipes that were seen it counts."""
 
-LATER = 1.3
+SLOPE, BETWEEN = 0.06, (0.25, 2.0)
+"""How much less the logarithm falls where the loss is twice as much, and between how many times `FALL` it does. From
+100 to 300 steps recipes of MiniLM-L6 fell by 0.24 a doubling from a loss of 1.3 % (4 of 6 layers), by 0.19 from 2.4 %
+(4 pruned to 0.6), 0.18 and 0.20 from 2.9 % (4 pruned to 0.5, 3 layers), 0.16 from 3.8 and 4.5 % (3 pruned to 0.6 and
+0.5), 0.12 from 4.3 % (2 layers) and 0.08 from 7.7 % (a narrow student of 2)."""
+
+LATER = 1.1
 """How many times as steep the loss falls beyond AT steps, as short trainings end before the rate was high for long,
-until a search has seen it; it counts as `TRUSTED` recipes then. Of MiniLM-L6 it was 1.2 times from 300 to 6,900 steps
-(3 layers pruned to 0.6) and to 900 (all 6 to 0.5, in OpenVINO), 1.4 to 1,300 (all 6 to 0.5), and by hand 1.7 to 1,800
-(4 layers to 0.6)."""
+until a search has seen it; it counts as `TRUSTED` recipes then. Of MiniLM-L6 it was 0.96 times from 300 to 5,100 steps
+(3 layers), 1.11 times to 2,600 (4 layers pruned to 0.5) and 1.17 times to 6,900 (3 layers pruned to 0.6)."""
 
 MOST_LATER = 2.0
 """The most that is believed of one recipe."""
@@ -59,20 +65,21 @@ class Healing:
     def __init__(self, space: Space, trials: Trials) -> None:
         self._space = space
         lower, upper = HURDLES
-        self._falls: dict[Genes, float] = {}
+        self._off: dict[Genes, float] = {}  # by how much each recipe's fall is off what its loss tells
         for trial in trials.done(upper):
             early = trials.of(trial.genes, lower)
-            if early is not None:
-                self._falls[trial.genes] = (logged(trial.lost) - logged(early.lost)) / log(upper / lower, 2)
-        seen = list(self._falls.values())
-        self._usual = float(np.average([FALL, *seen], weights=[TRUSTED, *(1.0 for _ in seen)]))
+            if early is not None and early.refused is None:
+                fall = (logged(trial.lost) - logged(early.lost)) / log(upper / lower, 2)
+                self._off[trial.genes] = fall - _by_loss(exp((logged(trial.lost) + logged(early.lost)) / 2))
+        seen = list(self._off.values())
+        self._usual = float(np.average([0.0, *seen], weights=[TRUSTED, *(1.0 for _ in seen)]))
         self._later = self._seen_later(trials)
         rows, levels, weights = list[Genes](), [log(KEPT)], [BELIEVED]
         for trial in trials.done():
             before = trials.of(trial.genes, 0)
             if trial.steps and before is not None and before.refused is None:
                 rows.append(trial.genes)
-                levels.append(logged(trial.lost) - logged(before.lost) - self.change(AT, trial.steps))
+                levels.append(logged(trial.lost) - logged(before.lost) - self.change(AT, trial.steps, lost=trial.lost))
                 weights.append(max(0.0, log(trial.steps / 25, 2)))
         self._level = float(np.average(levels, weights=weights))
         self._shift = None
@@ -87,39 +94,58 @@ class Healing:
             if others:
                 before = max(others, key=lambda other: other.steps)
                 fall = (logged(trial.lost) - logged(before.lost)) / log(trial.steps / before.steps, 2)
-                seen.append(min(MOST_LATER, max(0.0, fall / min(self._usual, FALL / 2))))
+                usual = min(self.fall(lost=before.lost), BETWEEN[0] * FALL)
+                seen.append(min(MOST_LATER, max(0.0, fall / usual)))
         return float(np.average([LATER, *seen], weights=[TRUSTED, *(1.0 for _ in seen)]))
 
-    def fall(self, genes: Genes | None = None) -> float:
-        """The change of the logarithm of the loss by twice the steps, up to AT; at most 0. Half of it is of the recipe.
+    def fall(self, genes: Genes | None = None, lost: float = NEAR) -> float:
+        """The change of the logarithm of the loss by twice the steps, up to AT; at most 0.
+
+        What it is beside that of other recipes of such a loss is half of the recipe, if that was seen.
 
         Args:
             genes: The recipe; None for any.
+            lost: The loss.
         """
-        own = self._usual if genes is None else self._falls.get(genes, self._usual)
-        return min(0.0, (self._usual + own) / 2)
+        own = self._usual if genes is None else self._off.get(genes, self._usual)
+        return min(0.0, _by_loss(lost) + (self._usual + own) / 2)
 
-    def change(self, before: int, after: int, genes: Genes | None = None) -> float:
+    def change(self, before: int, after: int, genes: Genes | None = None, lost: float = NEAR) -> float:
         """The change of the logarithm of the loss from so many steps to so many.
 
         Args:
             before: Steps, at least 1.
             after: Steps, at least 1.
             genes: The recipe; None for any.
+            lost: The loss after so many steps as are known.
         """
-        return self.fall(genes) * (self._doublings(after) - self._doublings(before))
+        return self.fall(genes, lost) * (self._doublings(after) - self._doublings(before))
 
-    def left(self, rows: list[Genes], steps: int) -> list[float]:
-        """The logarithm of the share of its loss that each of some recipes has left after so many steps."""
+    def left(self, rows: Sequence[Genes], steps: int, lost: Sequence[float] | None = None) -> list[float]:
+        """The logarithm of the share of its loss that each of some recipes has left after so many steps.
+
+        Args:
+            rows: The recipes.
+            steps: The steps.
+            lost: The loss of each before healing; None where it does not count.
+        """
         shifts = [0.0] * len(rows)
         if self._shift is not None:
             shifts = self._shift.predict([self._space.strengths(row) for row in rows])[0].tolist()
-        return [self._level + shift + self.change(AT, steps) for shift in shifts]
+        levels = [self._level + shift for shift in shifts]
+        then = [NEAR] * len(rows) if lost is None else [x * exp(level) for x, level in zip(lost, levels, strict=True)]
+        return [level + self.change(AT, steps, lost=x) for level, x in zip(levels, then, strict=True)]
 
     def _doublings(self, steps: int) -> float:
         """Doublings from AT steps on, those beyond it as many times as they count."""
         doublings = log(steps / AT, 2)
         return doublings * (self._later if doublings > 0 else 1)
+
+
+def _by_loss(lost: float) -> float:
+    """The change of the logarithm of a loss by twice the steps, as far as the loss tells."""
+    flat, steep = (share * FALL for share in BETWEEN)
+    return min(flat, max(steep, FALL + SLOPE * log((max(lost, 0) + EPSILON) / (NEAR + EPSILON), 2)))
 
 
 def logged(lost: float) -> float:

@@ -81,7 +81,8 @@ class Predictions:
         strengths = [self.space.strengths(genes) for genes in rows]
         speed = self._speed.predict([self.space.reductions(genes) for genes in rows])
         root, spread = self._root.predict(strengths)
-        left = self._healing.left(list(rows), self._steps) if self._steps else [0.0] * len(rows)
+        lost = [max(0.0, x) ** 2 for x in root.tolist()]
+        left = self._healing.left(rows, self._steps, lost) if self._steps else [0.0] * len(rows)
         figures = zip(speed.tolist(), root.tolist(), spread.tolist(), (exp(x / 2) for x in left), strict=True)
         unsure = UNSURE / 2 if self._steps else 0.0  # of the root, whose logarithm is half of that of the loss
         return [

@@ -290,9 +290,10 @@ class Search:
         if steps <= HURDLES[-1] or steps == trial.steps:
             return trial
         if not trial.steps:
-            (left,) = healing.left([trial.genes], steps)
+            (left,) = healing.left([trial.genes], steps, [trial.lost])
             return replace(trial, steps=steps, lost=min(trial.lost, max(trial.lost, 0.0) * exp(left)))
-        return replace(trial, steps=steps, lost=trial.lost * exp(healing.change(trial.steps, steps, trial.genes)))
+        change = healing.change(trial.steps, steps, trial.genes, trial.lost)
+        return replace(trial, steps=steps, lost=trial.lost * exp(change))
 
     def recipe(self, genes: Genes, steps: int) -> tuple[Change, ...]:
         """The changes of a recipe, healing among them."""
@@ -393,4 +394,7 @@ class Search:
             return self.plan.bound
         healed = [trial for trial in self.trials.done() if trial.steps]
         longer = max(steps, self._steps.affordable(healed[-1].genes)) if healed else STEPS
-        return Bound(lose=min(MUCH, lose * exp(-Healing(self.space, self.trials).change(steps, longer))))
+        healing, before = Healing(self.space, self.trials), lose
+        for _ in range(3):  # how much comes back depends on how much there is
+            before = lose * exp(-healing.change(steps, longer, lost=before))
+        return Bound(lose=min(MUCH, before))

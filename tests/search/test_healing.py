@@ -5,7 +5,7 @@ from math import exp, log
 import pytest
 
 from greenformers.changes import Int8, Layers, Prune
-from greenformers.search.healing import AT, FALL, HURDLES, KEPT, LATER, TRUSTED, Healing
+from greenformers.search.healing import AT, BETWEEN, FALL, HURDLES, KEPT, LATER, NEAR, SLOPE, TRUSTED, Healing
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
 
@@ -36,10 +36,24 @@ def test_before_any_was_seen_it_is_what_is_known_of_an_encoder(tmp_path):
 def test_one_that_was_seen_moves_it(tmp_path):
     seen = trials(tmp_path, [(0, 2, 0)], left=lambda _: 0.9, fall=-0.1)
     healing = Healing(SPACE, seen)
-    usual = (TRUSTED * FALL - 0.1) / (TRUSTED + 1)
-    assert healing.fall() == pytest.approx(usual, abs=0.01)
-    assert healing.fall((0, 2, 0)) == pytest.approx((usual - 0.1) / 2, abs=0.01), "half of it is of the recipe"
+    lost = 0.04 * 0.9 * exp(0.05)
+    expected = FALL + SLOPE * log(lost / NEAR, 2)
+    usual = (-0.1 - expected) / (TRUSTED + 1)
+    assert healing.fall() == pytest.approx(FALL + usual, abs=0.01)
+    own = healing.fall((0, 2, 0), lost)
+    assert own == pytest.approx((expected + usual - 0.1) / 2, abs=0.01), "half of it is of the recipe"
     assert KEPT < exp(healing.left([(1, 0, 0)], AT)[0]) < 0.9
+
+
+def test_what_lost_much_comes_back_slowly(tmp_path):
+    healing = Healing(SPACE, Trials(tmp_path / "trials.jsonl"))
+    falls = [healing.fall(lost=lost) for lost in (0.0, 0.005, NEAR, 2 * NEAR, 4 * NEAR, 1.0)]
+    assert falls == sorted(falls)
+    assert (falls[0], falls[2], falls[-1]) == (BETWEEN[1] * FALL, FALL, BETWEEN[0] * FALL)
+    assert falls[3] == pytest.approx(FALL + SLOPE, abs=0.005)
+    little, much = healing.left([(1, 0, 0), (2, 0, 0)], 8 * AT, [0.01, 0.2])
+    assert little < much
+    assert healing.change(AT, 8 * AT, lost=0.01) < healing.change(AT, 8 * AT, lost=0.1) < 0
 
 
 def test_what_comes_back_sooner_is_learned_by_recipe(tmp_path):
