@@ -13,9 +13,9 @@ from statistics import NormalDist
 
 from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.healing import UNSURE, Healing
+from greenformers.search.losses import Losses
 from greenformers.search.space import Genes, Space
 from greenformers.search.speeds import Speeds
-from greenformers.search.surrogate import Surrogate
 from greenformers.search.trials import Trials, front
 
 POPULATION, GENERATIONS, CHILDREN = 40, 12, 60
@@ -34,8 +34,8 @@ class Prediction:
 
     Attributes:
         speed: How many times as fast as the model as it is.
-        root: Square root of the share of the quality that is lost: parts of a recipe add up in it, and its error is the
-            same for small losses and large ones.
+        root: Square root of the share of the quality that is lost, whose error is the same for small losses and large
+            ones.
         spread: Standard deviation of the root.
     """
 
@@ -73,22 +73,19 @@ class Predictions:
         every = [trial for trial in trials.done() if trial.genes not in without]  # healing changes no speed
         tried = [space.reductions(space.nothing), *(space.reductions(trial.genes) for trial in every)]
         self._speed = Speeds(tried, [0.0, *(log(trial.speed) for trial in every)])
-        self._root = Surrogate(strengths, [0.0, *(sqrt(max(trial.lost, 0.0)) for trial in fresh)])
+        self._losses = Losses(strengths, [0.0, *(trial.lost for trial in fresh)])
         self._steps, self._healing = steps, Healing(space, trials)
 
     def of(self, rows: Sequence[Genes]) -> list[Prediction]:
         """What recipes will be."""
         strengths = [self.space.strengths(genes) for genes in rows]
         speed = self._speed.predict([self.space.reductions(genes) for genes in rows])
-        root, spread = self._root.predict(strengths)
-        lost = [max(0.0, x) ** 2 for x in root.tolist()]
+        root, spread = self._losses.predict(strengths)
+        lost = [x**2 for x in root.tolist()]
         left = self._healing.left(rows, self._steps, lost) if self._steps else [0.0] * len(rows)
         figures = zip(speed.tolist(), root.tolist(), spread.tolist(), (exp(x / 2) for x in left), strict=True)
         unsure = UNSURE / 2 if self._steps else 0.0  # of the root, whose logarithm is half of that of the loss
-        return [
-            Prediction(exp(a), share * max(0.0, b), share * max(1e-3, hypot(c, self._root.noise, unsure * max(0.0, b))))
-            for a, b, c, share in figures
-        ]
+        return [Prediction(exp(a), share * b, share * max(1e-3, hypot(c, unsure * b))) for a, b, c, share in figures]
 
 
 def propose(

@@ -24,14 +24,19 @@ class Surrogate:
     Args:
         strengths: Strengths of each trial (trials, changes).
         values: What was seen in each (trials,).
+        centre: What is expected where nothing is known; by default the mean of the values.
+        least: The least unit of what is predicted, which is the standard deviation of the values if that is more.
 
     Attributes:
         noise: Standard deviation of what is seen of one recipe.
     """
 
-    def __init__(self, strengths: Sequence[Sequence[float]], values: Sequence[float]) -> None:
+    def __init__(
+        self, strengths: Sequence[Sequence[float]], values: Sequence[float], *, centre: float | None = None,
+        least: float = 0.0,
+    ) -> None:  # fmt: skip
         y = np.asarray(values, dtype=np.float64)
-        self._centre, self._scale = y.mean(), y.std() or 1.0
+        self._centre, self._scale = y.mean() if centre is None else centre, max(y.std(), least) or 1.0
         X = terms(strengths)
         y = (y - self._centre) / self._scale
         fits = [_fit(X, y, *spread, len(strengths[0])) for spread in product(WIDTHS, NOISES, INTERACTIONS)]
