@@ -3,7 +3,7 @@
 What was healed so serves the recipe as it is, and every recipe that only rounds its weights in addition.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from greenformers.search.bound import Bound
@@ -34,6 +34,7 @@ class Rounding:
     space: Space
     trials: Trials
     bound: Bound
+    _late: dict[int, bool] = field(default_factory=dict, repr=False)  # what is known of the places of changes
 
     def before(self, genes: Genes) -> Genes:
         """A recipe without what rounds weights behind healing."""
@@ -72,8 +73,12 @@ class Rounding:
         slot = self.space.slots[place]
         if not gene or not slot[0].freezes or len(slot) > 1:  # of several settings not all are tried alone
             return False
-        alone = self.trials.of(tuple(int(at == place) for at in range(len(self.space.slots))), 0)
-        most, share = LATE
-        if self.bound.lose is not None:
-            most = min(most, share * self.bound.lose)
-        return alone is not None and alone.refused is None and alone.lost <= most
+        if place not in self._late:
+            alone = self.trials.of(tuple(int(at == place) for at in range(len(self.space.slots))), 0)
+            if alone is None:
+                return False
+            most, share = LATE
+            if self.bound.lose is not None:
+                most = min(most, share * self.bound.lose)
+            self._late[place] = alone.refused is None and alone.lost <= most
+        return self._late[place]

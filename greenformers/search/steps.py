@@ -26,6 +26,7 @@ class Steps:
         self._rounding, self._space, self._trials = rounding, rounding.space, rounding.trials
         self._whole = seconds
         self._learned: dict[Genes, float] = {}  # seconds of a step, by which those of others are foreseen
+        self._counted: tuple[tuple[int, float], dict[Genes, float]] | None = None
 
     def parts(self, genes: Genes, steps: int) -> tuple[int, ...]:
         """The steps of healing one after the other: what was healed in full is healed on, for those that are missing.
@@ -71,7 +72,13 @@ class Steps:
         return float(np.clip(exp(expected), min(seen.values()), max(seen.values())))
 
     def _seen(self) -> dict[Genes, float]:
-        """Seconds of a step by what was healed, of the longest healing."""
+        """Seconds of a step by what was healed, of the longest healing; the same until another trial ends."""
+        ended = len(self._trials.seen), self._trials.seconds
+        if self._counted is None or self._counted[0] != ended:
+            self._counted = ended, self._count()
+        return self._counted[1]
+
+    def _count(self) -> dict[Genes, float]:
         fixed = {trial.genes: trial.seconds for trial in self._trials.done(0)}
         # What was measured once, for the first recipe with a change, is not paid for again where that one is healed.
         usual = float(np.median([*fixed.values()])) if fixed else 0.0

@@ -197,9 +197,10 @@ def test_steps_in_full_are_counted_by_the_seconds_of_the_recipe_itself(tmp_path)
     assert [search._steps.affordable(genes, 0) for genes in (few, many)] == [1_800, 300]
     assert search._steps.affordable((0, 0, 1, 0), 0) == 600, "the median of both"
     # The first recipe with a change measures what it needs, once: that makes no step cheaper.
-    search = after((few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0))
-    assert search._steps.affordable(few, 0) == 200
+    rows = (few, 0, 200.0), (many, 0, 10.0), ((0, 0, 1, 0), 0, 10.0), (few, 100, 60.0)
+    assert after(*rows)._steps.affordable(few, 0) == 200
     # Where the seconds of the healing alone are known, these count.
+    search = after(*rows)
     search.trials.seen[-1] = replace(search.trials.seen[-1], training=25.0)
     assert search._steps.affordable(few, 0) == 400
 
