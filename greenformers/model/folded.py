@@ -124,8 +124,9 @@ def _of_heads(block: Projected, x: Tensor) -> Tensor:
 def _skips(block: Projected, layer: LinearLayer, width: int) -> bool:
     """Whether a key is not decoded: its code meets the product of both factors, which is made once for all keys."""
     H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
-    plain = isinstance(layer, LED) and is_plain(layer)
-    return plain and H * layer.rank * width < block.key_heads * D * layer.rank + H * D * width
+    if not (isinstance(layer, LED) and is_plain(layer)):
+        return False
+    return H * layer.rank * width < block.key_heads * D * layer.rank + H * D * width
 
 
 def _added(block: Projected, role: Role, width: int, keys: int) -> int:
