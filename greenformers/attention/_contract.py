@@ -242,14 +242,9 @@ class Attention(nn.Module):
         """Whether `reduce` and `attend` are exact for this instance."""
         return False
 
-    def folded_keys(self, positions: int) -> int | None:
-        """Number of keys, where queries meet all of them in a softmax of products alone in inference; else None.
-
-        They are those that `reduce` leaves where the mechanism can reduce, else all.
-
-        Args:
-            positions: Number of positions of a text.
-        """
+    @property
+    def folded_keys(self) -> int | None:
+        """Number of keys that `attend` reads, where that is a softmax over all of them in inference; else None."""
         return None
 
     def reduce(

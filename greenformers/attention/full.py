@@ -125,9 +125,6 @@ class Full(Attention):
 
         return flex_by_distance(q, k, v, key_mask, biases, causal=self.shape.causal)
 
-    def folded_keys(self, positions: int) -> int | None:  # noqa: D102
-        return None if self.shape.causal or self.shares_qk else positions
-
     def last(  # noqa: D102
         self,
         q: Float[Tensor, "B H 1 D"],

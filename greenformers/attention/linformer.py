@@ -172,7 +172,8 @@ class Linformer(Attention):
         """Whether one matrix serves all heads and channels, and no window is hidden by padding."""
         return self.projection == "linear" and self.sharing != "none"
 
-    def folded_keys(self, positions: int) -> int | None:  # noqa: D102
+    @property
+    def folded_keys(self) -> int | None:  # noqa: D102
         return self.k if self.can_reduce and len(set(self.k_per_head)) == 1 else None
 
     def reduce(  # noqa: D102
@@ -222,13 +223,13 @@ class Linformer(Attention):
 
     def _project(self, role: Role, x: Tensor) -> Tensor:
         """E x or F x of each head, (B, H, k, D)."""
-        matrix, (batch, heads, length, _) = self._matrix(role, x.shape[2]), x.shape
+        matrix, (batch, heads, _, dim) = self._matrix(role, x.shape[2]), x.shape
         side_by_side = x.transpose(1, 2)
         if len(matrix) > 1 or not side_by_side.is_contiguous():
             return matrix @ x
         # Heads lie side by side as projections give them: one product for all, and none is copied.
-        projected = torch.bmm(matrix.expand(batch, -1, -1), side_by_side.view(batch, length, -1))
-        return projected.unflatten(2, (heads, -1)).transpose(1, 2)
+        projected = torch.bmm(matrix.expand(batch, -1, -1), side_by_side.flatten(2))
+        return projected.unflatten(2, (heads, dim)).transpose(1, 2)
 
     def _matrix(self, role: Role, length: int) -> Tensor:
         """E or F for this layer's k and this input's length: (H or 1, k, length)."""

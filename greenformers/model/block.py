@@ -149,21 +149,23 @@ class EncoderLayer(Layer):
     ) -> Tensor:
         """The layer for a few sequences."""
         alone = global_mask is None and rotation is None and self.attention.position is None
-        if alone and folds(self.attention, x.shape[1]):
+        if alone and len(x) and folds(self.attention, x.shape[1]):
             return self._folded(x, key_mask, tokens)
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask, rotation=rotation)[0]
         return self._after_in_slices(x, mixed, key_mask, tokens)
 
     def _folded(self, x: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer for a few sequences, from codes of queries to codes of the output, see `folded`."""
-        y = self._before(x)
+        y, attention = self._before(x), self.attention
+        codes = [
+            torch.cat([attend(query_code(attention, part)) for part in row.split(tokens)])
+            for row, attend in zip(y, folded(attention, y, key_mask), strict=True)
+        ]
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        for row, attend in enumerate(folded(self.attention, y, key_mask)):
-            masks = repeat(None) if key_mask is None else key_mask[row].split(tokens)
-            slices = (part[row].split(tokens) for part in (x, y, out))
-            for x_slice, y_slice, slice_, mask in zip(*slices, masks, strict=False):
-                attended = output_of(self.attention, attend(query_code(self.attention, y_slice)))
-                slice_.copy_(self._after(x_slice, attended, mask)[0])
+        masks = repeat(None) if key_mask is None else key_mask.flatten().split(tokens)
+        slices = (part.split(tokens) for part in (x.flatten(0, 1), torch.cat(codes), out.flatten(0, 1)))
+        for x_slice, code, slice_, mask in zip(*slices, masks, strict=False):
+            slice_.copy_(self._after(x_slice, output_of(attention, code), mask)[0])
         return out
 
     def _after_in_slices(self, x: Tensor, mixed: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Low-rank attention to few keys, in inference: the factors next to the mechanism are folded into keys and values.
+"""Low-rank attention to few projected keys, in inference: the factors next to it are folded into keys and values.
 
 With codes c of a query and c_j of a key, D_qh, D_kh and D_vh the parts of the last factors that belong to head h, and
 E_oh that of the first factor of the output (biases left out),
@@ -7,9 +7,9 @@ E_oh that of the first factor of the output (biases left out),
     output     = (sum_h sum_j p_hj c_j D_vh E_oh) D_o = (p B) D_o, B_hj = c_j D_vh E_oh
 
 so that queries, keys and values are never decoded and outputs never joined: two products of width H K a position, with
-a softmax of each head between, as a feed-forward block. The keys are those of a short text, or the K projected ones of
-Linformer (Wang 2020, arXiv:2006.04768). Multiply-adds a query: H K (r_q + r_o), in place of H K 2 D + d (r_q + r_o);
-a key: H r_k r_q + H r_v r_o, in place of d (r_k + r_v).
+a softmax of each head between, as a feed-forward block. The keys are the K projected ones of Linformer (Wang 2020,
+arXiv:2006.04768). Multiply-adds a query: H K (r_q + r_o), in place of H K 2 D + d (r_q + r_o); a key:
+H r_k r_q + H r_v r_o, in place of d (r_k + r_v).
 """
 
 from typing import NamedTuple, cast
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers._torch import is_watched
 from greenformers.attention import Role
 from greenformers.lowrank.linear import LED, LinearLayer, decode, is_plain
 from greenformers.model.projected import Projected
@@ -34,7 +33,7 @@ class Folded(NamedTuple):
     Attributes:
         heads: Number H of heads.
         A: Folded keys (H K, r_q).
-        b: What the bias of queries adds to scores (H K), -inf for hidden keys; None where that is nothing.
+        b: What the bias of queries adds to scores (H K); None without one.
         B: Folded values (r_o, H K).
     """
 
@@ -52,9 +51,9 @@ class Folded(NamedTuple):
 
 def folds(block: Projected, positions: int) -> bool:
     """Whether attention can be folded, and is cheaper so, for texts of so many positions."""
-    keys = block.mechanism.folded_keys(positions)
+    keys = block.mechanism.folded_keys
     H, D = block.mechanism.shape.heads, block.mechanism.shape.head_dim
-    if keys is None or H * keys > WIDEST or block.normalised is not None or is_watched(block.mechanism):
+    if keys is None or H * keys > WIDEST or block.normalised is not None:
         return False
     query, output = block.projections["q"], block.output
     if not (isinstance(query, LED) and isinstance(output, LED) and is_plain(query) and is_plain(output)):
@@ -71,15 +70,9 @@ def folded(block: Projected, x: Float[Tensor, "B M d"], key_mask: Bool[Tensor, "
     if query.bias is not None:
         by_head = torch.cat([by_head, query.bias.view(H, D, 1)], 2)
     codes = block.codes(x, "k", "v")
-    hidden = None if key_mask is None or block.can_reduce else ~key_mask
-    if hidden is not None:  # a weight of 0 times NaN would be NaN
-        codes = {name: code.masked_fill(hidden[..., None], 0.0) for name, code in codes.items()}
     A = _times(block, "k", codes["k"], key_mask, by_head * D**-0.5)  # (B, H, K, r_q + 1)
     B = _times(block, "v", codes["v"], key_mask, output.encoder.weight.view(-1, H, D).permute(1, 2, 0))
     b = None if query.bias is None else A[..., -1]
-    if hidden is not None:
-        b = (A.new_zeros(A.shape[:3]) if b is None else b).masked_fill(hidden[:, None], torch.finfo(A.dtype).min)
-        B = B.masked_fill(hidden[:, None, :, None], 0.0)  # where all are hidden the output is that of no key
     A = A[..., : query.rank].flatten(1, 2)
     return [
         Folded(H, A[row], None if b is None else b[row].flatten(), B[row].flatten(0, 1).mT) for row in range(len(x))
@@ -100,10 +93,8 @@ def _times(
     block: Projected, role: Role, code: Float[Tensor, "B M r"], key_mask: Tensor | None, y: Float[Tensor, "H D s"]
 ) -> Float[Tensor, "B H K s"]:
     """Keys or values of each head, times a matrix of that head."""
-    layer, weight_sum = cast(LinearLayer, block.projections[role]), None
-    if block.can_reduce:
-        ones = code.new_ones(*code.shape[:2], 1)
-        code, weight_sum = (block.mechanism.reduce(part, key_mask, role=role) for part in (code, ones))
+    layer, ones = cast(LinearLayer, block.projections[role]), code.new_ones(*code.shape[:2], 1)
+    code, weight_sum = (block.mechanism.reduce(part, key_mask, role=role) for part in (code, ones))
     if not _skips(block, layer, y.shape[2]):
         return block.for_every_head(block.split_heads(decode(layer, code, weight_sum))) @ y
     led = cast(LED, layer)
@@ -113,7 +104,7 @@ def _times(
     if led.bias is None:
         return product
     of_bias = _of_heads(block, led.bias[:, None]).mT @ y  # (H, 1, s)
-    return product + (of_bias if weight_sum is None else weight_sum[:, None] * of_bias)
+    return product + weight_sum[:, None] * of_bias
 
 
 def _of_heads(block: Projected, x: Tensor) -> Tensor:

@@ -25,16 +25,15 @@ def calls(monkeypatch):
     return seen
 
 
-def made(name, **options):
-    return layer(name, max_position_embeddings=LONG, **options)
+def made(**options):
+    return layer("lrt+linformer", max_position_embeddings=LONG, **options)
 
 
-@pytest.mark.parametrize("name", ["lrt", "lrt+linformer"])
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("residual", ["post", "pre"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_layer_computes_the_same(name, ranks, residual, masked, calls):
-    block = made(name, rank=RANKS[ranks], residual=residual)
+def test_the_layer_computes_the_same(ranks, residual, masked, calls):
+    block = made(rank=RANKS[ranks], residual=residual)
     x, mask = torch.randn(3, LONG, d, dtype=torch.float64), padding(3, LONG) if masked else None
     expected = plain(block, x, mask).detach()
     assert not calls
@@ -43,10 +42,9 @@ def test_the_layer_computes_the_same(name, ranks, residual, masked, calls):
     assert calls
 
 
-@pytest.mark.parametrize("name", ["lrt", "lrt+linformer"])
 @pytest.mark.parametrize("options", [{"num_key_value_heads": 1}, {"bias": False}])
-def test_fewer_heads_of_keys_and_no_biases(name, options, calls):
-    block = made(name, rank=2, **options)
+def test_fewer_heads_of_keys_and_no_biases(options, calls):
+    block = made(rank=2, **options)
     x, mask = torch.randn(3, LONG, d, dtype=torch.float64), padding(3, LONG)
     expected = block(x, mask).detach()  # with gradients nothing is folded
     assert not calls
@@ -55,10 +53,9 @@ def test_fewer_heads_of_keys_and_no_biases(name, options, calls):
     assert calls
 
 
-@pytest.mark.parametrize("name", ["lrt", "lrt+linformer"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_of_any_content_changes_no_text_and_a_text_may_be_empty(name, side, calls):
-    block = made(name, rank=2)
+def test_padding_of_any_content_changes_no_text_and_a_text_may_be_empty(side, calls):
+    block = made(rank=2)
     x, mask = torch.randn(3, LONG, d, dtype=torch.float64), padding(3, LONG)
     mask[2] = False
     mask = mask.flip(1) if side == "left" else mask
@@ -79,17 +76,17 @@ def test_only_where_it_is_cheaper_and_nothing_is_to_be_seen_or_turned(calls):
             block(x)
         return len(calls)
 
-    assert run("lrt", rank=2) == run("lrt+linformer", rank=2) == 1
-    assert run("lrt", rank=7) == 0, "codes are longer than the vectors of a head"
-    assert run("transformer") == run("linformer") == 0, "no codes"
-    assert run("lrt", rank={"k": 2, "v": 2, "output": 2}) == 0
+    assert run("lrt+linformer", rank=2) == 1
+    assert run("lrt+linformer", rank=15) == 0, "codes are much longer than the vectors of a head"
+    assert run("linformer") == run("lrt", rank=2) == 0, "no codes, and too many keys"
+    assert run("lrt+linformer", rank={"k": 2, "v": 2, "output": 2}) == 0
     assert run("lrt+linformer", rank=2, attention_options={"k": [[K, 5, 3]] * 2}) == 0, "keys hidden from some heads"
-    block = layer("lrt", torch.float32, rank=2, max_position_embeddings=2000)
+    wide = {"rank": 2, "attention_options": {"k": WIDEST // HEADS + 1}}
+    assert run("lrt+linformer", **wide) == 0, "scores of a slice would leave the cache"
+    block = layer("lrt+linformer", torch.float32, rank=2, max_position_embeddings=2000)
     with torch.no_grad():
         calls.clear()
-        block(torch.randn(1, WIDEST // HEADS + 1, d))
-        assert not calls, "scores of a slice would leave the cache"
-        for part in (block.attention.mechanism, block.attention.output, block.attention.projections["q"].encoder):
+        for part in (block.attention.output, block.attention.projections["q"].encoder):
             seen = []
             handle = part.register_forward_hook(lambda *_, seen=seen: seen.append(1))
             block(x)
