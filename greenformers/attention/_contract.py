@@ -242,11 +242,6 @@ class Attention(nn.Module):
         """Whether `reduce` and `attend` are exact for this instance."""
         return False
 
-    @property
-    def folded_keys(self) -> int | None:
-        """Number of keys that `attend` reads, where that is a softmax over all of them in inference; else None."""
-        return None
-
     def reduce(
         self,
         x: Float[Tensor, "B M C"],

@@ -172,10 +172,6 @@ class Linformer(Attention):
         """Whether one matrix serves all heads and channels, and no window is hidden by padding."""
         return self.projection == "linear" and self.sharing != "none"
 
-    @property
-    def folded_keys(self) -> int | None:  # noqa: D102
-        return self.k if self.can_reduce and len(set(self.k_per_head)) == 1 else None
-
     def reduce(  # noqa: D102
         self,
         x: Float[Tensor, "B M C"],

@@ -20,7 +20,6 @@ from greenformers.lowrank.feed_forward import can_slice, slice_length
 from greenformers.model.attention import CrossAttention, SelfAttention
 from greenformers.model.cache import Past
 from greenformers.model.config import GreenformerConfig
-from greenformers.model.folded import folded, folds, output_of, query_code
 from greenformers.model.next_token import way_of
 from greenformers.model.norm import norm_of
 from greenformers.model.projected import constant
@@ -112,7 +111,7 @@ class EncoderLayer(Layer):
                 x, mixed = x[:, -last:], mixed[:, -last:]
             if slices_fit and x.shape[0] * x.shape[1] > tokens:
                 return self._after_in_slices(x, mixed, key_mask, tokens)
-            out, own = self._after(x, self.attention.output(mixed), key_mask)
+            out, own = self._after(x, mixed, key_mask)
             loss = own if loss is None else loss if own is None else loss + own
             return out if loss is None else (out, loss)
         rows = max(1, tokens // x.shape[1])
@@ -140,7 +139,7 @@ class EncoderLayer(Layer):
         else:
             mixed, loss = self.attention.mix(y, key_mask, cache, rotation=rotation, **further)
             mixed = running.take(mixed)
-        out, own = self._after(running.take(x), self.attention.output(mixed), running.mask)
+        out, own = self._after(running.take(x), mixed, running.mask)
         loss = own if loss is None else loss if own is None else loss + own
         return out if loss is None else (out, loss)
 
@@ -148,25 +147,8 @@ class EncoderLayer(Layer):
         self, x: Tensor, key_mask: Tensor | None, global_mask: Tensor | None, rotation: Rotation | None, tokens: int
     ) -> Tensor:
         """The layer for a few sequences."""
-        alone = global_mask is None and rotation is None and self.attention.position is None
-        if alone and len(x) and folds(self.attention, x.shape[1]):
-            return self._folded(x, key_mask, tokens)
         mixed = self.attention.mix(self._before(x), key_mask, global_mask=global_mask, rotation=rotation)[0]
         return self._after_in_slices(x, mixed, key_mask, tokens)
-
-    def _folded(self, x: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
-        """The layer for a few sequences, from codes of queries to codes of the output, see `folded`."""
-        y, attention = self._before(x), self.attention
-        codes = [
-            torch.cat([attend(query_code(attention, part)) for part in row.split(tokens)])
-            for row, attend in zip(y, folded(attention, y, key_mask), strict=True)
-        ]
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        masks = repeat(None) if key_mask is None else key_mask.flatten().split(tokens)
-        slices = (part.split(tokens) for part in (x.flatten(0, 1), torch.cat(codes), out.flatten(0, 1)))
-        for x_slice, code, slice_, mask in zip(*slices, masks, strict=False):
-            slice_.copy_(self._after(x_slice, output_of(attention, code), mask)[0])
-        return out
 
     def _after_in_slices(self, x: Tensor, mixed: Tensor, key_mask: Tensor | None, tokens: int) -> Tensor:
         """The layer after attention, in slices that overwrite the attention outputs."""
@@ -174,7 +156,7 @@ class EncoderLayer(Layer):
         masks = repeat(None) if key_mask is None else key_mask[:, -x.shape[1] :].flatten().split(tokens)
         slices = (y.flatten(0, 1).split(tokens) for y in (x, mixed))
         for x_slice, slice_, mask in zip(*slices, masks, strict=False):
-            slice_.copy_(self._after(x_slice, self.attention.output(slice_), mask)[0])
+            slice_.copy_(self._after(x_slice, slice_, mask)[0])
         return mixed
 
     def compress(
@@ -191,10 +173,10 @@ class EncoderLayer(Layer):
     def _before(self, x: Tensor) -> Tensor:
         return self.attention_norm(x) if self.pre_norm else x
 
-    def _after(self, x: Tensor, attended: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The layer behind attention, and in training the loss of a feed-forward block that has one."""
+    def _after(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The layer after attention, and in training the loss of a feed-forward block that has one."""
         dropout = self.dropout if self.training else _as_it_is  # a module call costs much for a single token
-        x = x + dropout(attended)
+        x = x + dropout(self.attention.output(mixed))
         if self.pre_norm:
             added, loss = feed(self.feed_forward, self.feed_forward_norm(x), mask)
             return x + dropout(added), loss

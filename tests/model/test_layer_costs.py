@@ -27,9 +27,9 @@ def attention(M):
     return 2 * 2 * B * HEADS * N * M * HEAD_DIM
 
 
-def shortened(width, length=N):
+def shortened(width):
     """E and F applied to codes of keys and of values, and to the ones that count how often a bias is kept."""
-    return 2 * B * 2 * K * length * (width + 1)
+    return 2 * B * 2 * K * N * (width + 1)
 
 
 INFERENCE = {
@@ -57,31 +57,11 @@ def test_flops_of_inference(name):
 
 
 def test_slices_cost_no_flops():
-    block = layer("lrt", torch.float32, max_position_embeddings=601)
+    block = layer("lrt+linformer", torch.float32, max_position_embeddings=601)
     x = torch.randn(B, 601, d)
     with torch.no_grad():
         sliced = flops(lambda: block(x))
     assert sliced == flops(lambda: block(x))
-
-
-def test_long_texts_meet_keys_and_values_with_the_factors_of_queries_and_outputs_in_them():
-    length, places = 601, HEADS * K
-    block = layer("lrt+linformer", torch.float32, max_position_embeddings=length)
-    x = torch.randn(B, length, d)
-    a_position = 4 * dense(d, RANK) + 2 * dense(RANK, places) + led(d, f) + led(f, d)
-    # Codes of keys and values by the products of both factors; a column more for what the bias of queries adds.
-    a_text = sum(
-        HEADS * (dense(K, RANK * s) + dense(RANK, HEAD_DIM * s) + dense(HEAD_DIM, s)) for s in (RANK + 1, RANK)
-    )
-    with torch.no_grad():
-        assert flops(lambda: block(x)) == B * (length * a_position + a_text) + shortened(RANK, length)
-    handle = block.attention.output.register_forward_hook(lambda *_: None)  # which sees a call of the output
-    with torch.no_grad():
-        assert flops(lambda: block(x)) > B * (length * a_position + a_text) + shortened(RANK, length)
-    handle.remove()
-    plain = layer("lrt+linformer", torch.float32, max_position_embeddings=length)
-    plain.load_state_dict(block.state_dict())
-    assert flops(lambda: plain(x)) > B * (length * a_position + a_text) + shortened(RANK, length), "with gradients"
 
 
 # The backward pass takes a product for the input's gradient and one for the weight's, and fused attention 5 for its 2.
