@@ -26,7 +26,7 @@ from greenformers._torch import in_transform
 from greenformers.attention._aligned import finite_queries, is_traced, zeroed
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, exact, full_precision, on_gpu
 from greenformers.attention._feature_map import Exponential, FeatureMap
-from greenformers.attention._through_features import ThroughFeatures
+from greenformers.attention._through_features import CHUNK, ThroughFeatures
 
 
 class State(NamedTuple):
@@ -93,7 +93,7 @@ class Kernelized(Attention):
             return (_plain_causal if self.shape.causal else _plain)(*given)
         if isinstance(phi, Exponential) and phi.rows is not None and _fits_fused(q, k) and not self.shape.causal:
             plain = partial(_plain, features=phi, chunk=given[-1])
-            fused: Tensor = ThroughFeatures.apply(q, k, v, key_mask, phi, plain)
+            fused: Tensor = ThroughFeatures.apply(q, k, v, key_mask, phi, self.chunk or CHUNK, plain)
             return fused
         out: Tensor = function.apply(*given)
         return out

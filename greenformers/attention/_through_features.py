@@ -21,7 +21,7 @@ from greenformers.attention._contract import exact, full_precision
 from greenformers.attention._feature_map import Exponential
 
 CHUNK = 128
-"""Positions of which the backward pass computes the weights at a time."""
+"""Positions of which the backward pass computes the weights at a time, where no number is given."""
 
 
 class ThroughFeatures(torch.autograd.Function):
@@ -29,7 +29,14 @@ class ThroughFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, features: Exponential, plain: Any
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        features: Exponential,
+        chunk: int,
+        plain: Any,
     ) -> Tensor:
         with full_precision(q):
             x, y, values = (exact(part) for part in (q, zeroed(k, key_mask), zeroed(v, key_mask)))
@@ -42,19 +49,19 @@ class ThroughFeatures(torch.autograd.Function):
             if key_mask is not None and not bool((some := key_mask.any(1)).all()):
                 out = out.masked_fill(~some[:, None, None, None], 0.0)
         ctx.save_for_backward(q, k, v, key_mask, w, mean, top)
-        ctx.features, ctx.plain = features, plain
+        ctx.features, ctx.chunk, ctx.plain = features, chunk, plain
         return out.to(q.dtype)
 
     @staticmethod
     @by_hand(3, lambda ctx, q, k, v: ctx.plain(q, k, v, ctx.saved_tensors[3]))
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, key_mask, w, mean, top = ctx.saved_tensors
-        features: Exponential = ctx.features
+        features, chunk = ctx.features, ctx.chunk
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
         dmean, dtop = torch.zeros_like(mean), torch.zeros_like(top)
         with full_precision(dout):
-            for at in range(0, q.shape[2], CHUNK):
-                here = slice(at, at + CHUNK)
+            for at in range(0, q.shape[2], chunk):
+                here = slice(at, at + chunk)
                 g = exact(dout[:, :, here])
                 P = (exact(q[:, :, here]) @ w.mT).add_(top).softmax(-1)  # (B, H, C, F)
                 dmean += P.mT @ g
@@ -63,8 +70,8 @@ class ThroughFeatures(torch.autograd.Function):
                 dq[:, :, here] = scores @ w
             # With P = softmax_j of a feature's scores, their gradient is P (dmean v - dmean mean + dtop).
             rest = dtop - (dmean * mean).sum(-1)[:, :, None]
-            for at in range(0, k.shape[2], CHUNK):
-                here = slice(at, at + CHUNK)
+            for at in range(0, k.shape[2], chunk):
+                here = slice(at, at + chunk)
                 mask = None if key_mask is None else key_mask[:, here]
                 x, y = (exact(zeroed(part[:, :, here], mask)) for part in (k, v))
                 P = (x @ w.mT).add_(_shift(x, features, mask)).sub_(top).exp_()
@@ -75,7 +82,7 @@ class ThroughFeatures(torch.autograd.Function):
                     padding = ~mask[:, None, :, None]
                     dx, dy = dx.masked_fill(padding, 0.0), dy.masked_fill(padding, 0.0)
                 dk[:, :, here], dv[:, :, here] = dx, dy
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None, None, None
 
 
 def _rows(features: Exponential) -> Tensor:

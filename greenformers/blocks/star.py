@@ -108,13 +108,13 @@ class Star(Block):
         # In half precision products are rounded where they are largest.
         if is_plain(layers.k) and is_plain(layers.v) and context.dtype == accurate(context):
             attended = self._asked(layers.q(s), context, mask)
-            return self.relay_norm(F.relu(self.dropout(layers.output(attended))))
-        q, k, v = (
-            projection(x).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
-            for projection, x in ((layers.q, s), (layers.k, context), (layers.v, context))
-        )
-        key_mask = None if mask is None else F.pad(mask, (1, 0), value=True)
-        attended = dense_attention(q, k, v, key_mask).transpose(1, 2).flatten(2)  # (B, 1, d)
+        else:
+            q, k, v = (
+                projection(x).unflatten(-1, (self.size.heads, -1)).transpose(1, 2)
+                for projection, x in ((layers.q, s), (layers.k, context), (layers.v, context))
+            )
+            key_mask = None if mask is None else F.pad(mask, (1, 0), value=True)
+            attended = dense_attention(q, k, v, key_mask).transpose(1, 2).flatten(2)  # (B, 1, d)
         return self.relay_norm(F.relu(self.dropout(layers.output(attended))))
 
     def _asked(
