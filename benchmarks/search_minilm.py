@@ -123,14 +123,13 @@ def main(run: Run) -> bool:
     job = Job(texts=written(run), heal_texts=sentences(run), length=LENGTH, lengths=(LENGTH,), seed=given.seed)
     setting = {"runtime": given.runtime, "seed": given.seed, "minutes": given.minutes}
     if given.trials is not None:
-        with tempfile.TemporaryDirectory() as name:
-            foreseen = predicted(run, of_trials(run, str(source), job, Path(name)), setting)
-        return run.quick or foreseen
+        return run.quick or foreseen(run, str(source), job, given.trials, setting)
     outcome = find(
         str(source), folder, job, Bound(lose=LOSE), runtime=given.runtime, minutes=1 if run.quick else given.minutes,
         about=run.about, told=told,
     )  # fmt: skip
-    keep(outcome.search.trials, folder.with_name(f"{folder.name}-trials.jsonl"))
+    trials = folder.with_name(f"{folder.name}-trials.jsonl")
+    keep(outcome.search.trials, trials)
     run.show(front_table(outcome, given.runtime))
     print(sentence(outcome, Bound(lose=LOSE), given.runtime))
     page = write(
@@ -159,8 +158,14 @@ def main(run: Run) -> bool:
     run.write(records)
     if given.picture:
         save(picture(outcome, given.runtime, by_hand), given.picture)
-    foreseen = not given.never or predicted(run, outcome.search, setting)
-    return run.quick or (met and not above and foreseen)
+    met &= not given.never or foreseen(run, str(source), job, trials, setting)
+    return run.quick or (met and not above)
+
+
+def foreseen(run: Run, model: str, job: Job, trials: Path, setting: dict[str, object]) -> bool:
+    """Whether the speed of recipes that were never tried is foreseen from trials; where they are timed is made anew."""
+    with tempfile.TemporaryDirectory() as name:
+        return predicted(run, of_trials(run, model, job, Path(name), trials), setting)
 
 
 def told(search: Search, trial: Trial) -> None:
@@ -183,11 +188,11 @@ def keep(trials: Trials, path: Path) -> None:
         kept.add(trial)
 
 
-def of_trials(run: Run, model: str, job: Job, folder: Path) -> Search:
+def of_trials(run: Run, model: str, job: Job, folder: Path, trials: Path) -> Search:
     """A search that has ended, as far as predictions need it: its space, its trials, and where recipes are timed."""
     given = run.given
     search, _, _ = _prepared(model, job, Bound(lose=LOSE), given.runtime, 1.0, folder, lambda *_: None, Others())
-    for row in given.trials.read_text().splitlines():
+    for row in trials.read_text().splitlines():
         trial = Trial.of(json.loads(row))
         sizes = [len(slot) for slot in search.space.slots]
         if len(trial.genes) != len(sizes) or any(gene > size for gene, size in zip(trial.genes, sizes, strict=True)):

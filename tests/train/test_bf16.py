@@ -59,7 +59,7 @@ def test_products_are_in_the_precision_that_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("has", "right"), [({"amx_bf16": True}, "bf16"), ({"avx512_bf16": True}, "fp32"), ({}, "fp32")]
+    ("has", "right"), [({"amx_bf16": True}, "bf16"), ({"avx512_bf16": True}, "bf16"), ({}, "fp32")]
 )
 def test_the_quickest_is_bf16_where_a_processor_multiplies_matrices_so(monkeypatch, has, right):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
