@@ -30,7 +30,7 @@ from greenformers.report.plot import looks, new_figure, save, settle
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, with_validation
-from greenformers.search.network_run import RUNGS, TRYING, again
+from greenformers.search.network_run import RUNGS, again
 from greenformers.search.network_space import PARTS, NetworkSpace
 from greenformers.search.one_shot import by_one_shot
 from greenformers.search.trials import Trials
@@ -42,7 +42,8 @@ ATTENTIONS = ("full", "linformer", "linear_transformer", "sliding_window")
 CAUSAL = ("full", "performer", "linear_transformer", "sliding_window")
 NARROW = ("attention", "rank", "layers")
 STRATEGIES = {"wide": ("evolution", "random"), "narrow": ("evolution", "random", "one-shot")}
-SECONDS = {"digits": 200.0, "tinyshakespeare": 400.0}
+SECONDS, TRYING = {"digits": 200.0, "tinyshakespeare": 400.0}, 0.6
+"""Compute of a search without its last trainings, and the share of it after which no new network is tried."""
 
 BENCHMARK = Benchmark(
     __file__,

@@ -176,7 +176,8 @@ def measured(
     for row in usable:
         best[group_of(row)] = min(row.seconds, best.get(group_of(row), row.seconds))
     dense = next(row for row in rows if row.cell.variant == BASELINE)
-    room = free(torch.device(need.device)) / 2  # a few are in memory side by side, of one layer each
+    # A few are in memory side by side, of one layer each.
+    room = free(torch.device(need.device)) / 2 * need.network.layers
     if dense.memory > room:
         return list(rows)
     hopeful = [

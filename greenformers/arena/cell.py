@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -42,6 +42,8 @@ LARGEST_BATCH = 64
 @dataclass(frozen=True)
 class Settings(Training):
     """Settings of a run of a cell: those of any training, and the task. The help text of each documents it."""
+
+    places: ClassVar[tuple[str, ...]] = ("init", "drawn")
 
     task_name: str = setting("listops", "Task.")
     size: str = setting("tiny", "Size of the task.")
@@ -129,7 +131,7 @@ class Cell:
             # A share of the steps: of a pretrained cell, each run has a warm-up of half as many.
             warmup=size.warmup / size.steps, weight_decay=size.weight_decay,
             seed=self.seed, evaluate_every=every, log_every=every, save_every=every, task_name=self.task,
-            size=grid.size, data=None if grid.data is None else str(grid.data), drawn=str(out / "data"),
+            size=grid.size, data=None if grid.data is None else str(grid.data.resolve()), drawn=str(out / "data"),
             limit=grid.limit, **own,
         )  # fmt: skip
 

@@ -368,7 +368,7 @@ def _check_folders(plan: Plan) -> None:
         if not (folder / run.SETTINGS).is_file():
             continue
         stored = run.settings_of(folder, Settings)
-        if differs := [key for key, value in vars(settings).items() if vars(stored)[key] != value]:
+        if differs := settings.differs(stored):
             key = differs[0]
             raise ValueError(
                 f"{plan.out} holds {cell} with {key} {vars(stored)[key]}, now {vars(settings)[key]}: choose another "

@@ -16,7 +16,6 @@ from greenformers.arena.protocol import task_of
 from greenformers.arena.variants import Variant
 from greenformers.measure.flops import flops
 from greenformers.measure.limit import OutOfMemory, attempt
-from greenformers.measure.narrower import controlled
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.train import checkpoint
 from greenformers.train.stream import generator
@@ -43,13 +42,10 @@ def network(task: str, variant: str, grid: Grid, length: int | None = None) -> P
     settings = next(iter(Cell(task, variant, 0).settings(grid, Path()).values()))
     length = length or task_of(task).sizes[grid.size].length
     shape = {"vocab_size": VOCABULARY, "num_labels": CLASSES, "max_position_embeddings": length, "pad_token_id": 0}
-    ids = drawn(1, length)
     try:
         config = GreenformerConfig(**shape | settings.sizes())
-        build = GreenformerForSequenceClassification
-        config = controlled(variant, config, build, lambda model, _: model(input_ids=ids))
         set_seed(0)
-        return build(config)
+        return GreenformerForSequenceClassification(config)
     except TypeError as error:
         # A value of the wrong type is an option's: sizes are ours.
         if not Variant.of(variant).options:

@@ -93,7 +93,7 @@ class Variant:
 
 def _slots(name: str, options: dict[str, Any], rank: int, keeps: int | None) -> dict[str, Any]:
     own = name.split("+")[-1]
-    chosen = slots(name, rank=rank, attention_size=keeps, options={own: options} if options else None, narrow=True)
+    chosen = slots(name, rank=rank, attention_size=keeps, options={own: options} if options else None)
     if options and f"{'block' if 'block' in chosen else 'attention'}_options" in chosen:
         _check(own, options, chosen)
     return chosen

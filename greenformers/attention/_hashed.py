@@ -60,6 +60,8 @@ def attend(
         itself: Score of a position with itself, which then has no gradient; None: as of any two.
         dropout: Probability of dropping a weight.
     """
+    if not q.shape[0]:  # a batch of nothing has nothing to sort
+        return q * 1
     seed = new_seed(dropout)
     with full_precision(q):
         if in_transform() or q.shape[2] < k.shape[2]:
@@ -124,7 +126,8 @@ def _rounds(
     def slices(layout: Layout, group: Group) -> Iterator[tuple[slice, _Tiles]]:
         tiles = len(group.queries)
         few = whole_vectors(meetings.chunk)
-        step = tiles if whole else max(few, numbers // group.keys[0].numel() // meetings.chunk // few * few)
+        of_a_tile = max(1, group.keys.shape[1:].numel()) * meetings.chunk
+        step = tiles if whole else max(few, numbers // of_a_tile // few * few)
         for at in range(0, tiles, step):
             some = slice(at, min(at + step, tiles))
             yield some, _Tiles(q, k, layout, group, earlier, some, scale, itself)

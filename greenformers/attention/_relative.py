@@ -206,7 +206,7 @@ class _Shifted(torch.autograd.Function):
 def _moved(x: Tensor, M: int) -> Tensor:
     """A view: rows one shorter than they are, from place N - 1 on."""
     N, t = x.shape[2:]
-    return x if t == 1 else x.view(*x.shape[:2], -1)[:, :, N - 1 :].unfold(2, M, t - 1)
+    return x if t == 1 else x.view(*x.shape[:2], N * t)[:, :, N - 1 :].unfold(2, M, t - 1)
 
 
 def _hidden(

@@ -127,7 +127,7 @@ class Synthesizer(Attention):
             return weights @ v
         # One product for all examples: (H, N, M) (H, M, B D).
         mixed = weights[0] @ v.permute(1, 2, 0, 3).flatten(2)
-        return mixed.unflatten(2, (len(v), -1)).permute(2, 0, 1, 3)
+        return mixed.unflatten(2, (len(v), v.shape[3])).permute(2, 0, 1, 3)
 
     @property
     def _dropped(self) -> float:

@@ -117,7 +117,6 @@ class AdaptiveSpan(Attention):
         if position_term:
             rows = span if shape.causal else 2 * span - self.include_self
             self.p = nn.Parameter(torch.empty(rows, shape.head_dim))
-            self.shared_parameters = ("p",)
         if dynamic:
             self.v = nn.Parameter(torch.empty(shape.heads, shape.heads * shape.head_dim))
             self.b = nn.Parameter(torch.empty(shape.heads))
@@ -146,7 +145,7 @@ class AdaptiveSpan(Attention):
                 raise ValueError(
                     f"layers share one table of positions: span must be {first.span} as in layer 0, got {self.span}"
                 )
-            self.p = first.p
+            self.p, self.shared_parameters = first.p, ("p",)
 
     @torch.no_grad()
     def update_(self) -> None:
@@ -224,7 +223,7 @@ class AdaptiveSpan(Attention):
         shift = 0 if self.include_self else 1
         if is_counted(z) and not self.dynamic:  # of a network that begins
             return min(self.span, math.ceil(self.init * self.span + self.ramp)) - 1 + shift
-        if is_traced(z) or (self.dynamic and self.shape.causal):
+        if is_traced(z) or not z.numel() or (self.dynamic and self.shape.causal):
             return self.span - 1 + shift
         if self.dynamic and kept_queries is not None:
             z = z.detach().masked_fill(~kept_queries[:, None], 0.0)

@@ -320,18 +320,18 @@ class Routing(Attention):
         asked, read = (chosen.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
         # Four dimensions, for torch's fast kernel.
         queries, keys, values = (
-            _rows(x, at).view(B, -1, *at.shape[3:], D) for x, at in ((q, asked), (k, read), (v, read))
+            _rows(x, at).view(B, H * at.shape[2], *at.shape[3:], D) for x, at in ((q, asked), (k, read), (v, read))
         )
         mask = there = None
         if key_mask is not None:
             there = key_mask[:, None].expand(-1, H, -1).reshape(-1)[read] & real[1]  # (B, H, c, w)
-            mask = there.view(B, -1, 1, read.shape[3])
+            mask = there.view(B, H * read.shape[2], 1, read.shape[3])
             none = ~mask.any(-1, keepdim=True)
             mask = mask | none
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout)
         if key_mask is not None:
-            mixed = mixed.masked_fill(none | ~real[0].reshape(B, -1, read.shape[3], 1), 0.0)
+            mixed = mixed.masked_fill(none | ~real[0].reshape(B, H * asked.shape[2], asked.shape[3], 1), 0.0)
         rows = asked.flatten()
         total = mixed.new_zeros(B * H * N, D).index_add_(0, rows, mixed.reshape(-1, D))
         times = mixed.new_zeros(B * H * N).index_add_(0, rows, real[0].flatten().to(mixed.dtype))

@@ -22,7 +22,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from greenformers.attention._aligned import finite_queries, first_of, left_padding, moved, taken, text_of
-from greenformers.attention._contract import Attention, Shape, accurate, check_fit, check_lengths, exact
+from greenformers.attention._contract import (
+    Attention,
+    Shape,
+    accurate,
+    check_fit,
+    check_lengths,
+    exact,
+    full_precision,
+)  # fmt: skip
 from greenformers.attention._reference import dot_products, text_by_text, weighted_mean
 from greenformers.attention._sorted_blocks import attend_sorted
 
@@ -264,14 +272,16 @@ class Sinkhorn(Attention):
         """R / T of sums (B, H, n, D) over blocks of (B or 1, n) vectors; `first` is the first block of each text."""
         row_sums, column_sums = exact(row_sums), exact(column_sums)
         if self.sort == NETWORK:
-            R = torch.relu(row_sums @ self.W_1.to(row_sums)) @ self.W_2[..., : row_sums.shape[2]].to(row_sums)
+            with full_precision(row_sums):  # beyond the range of float16
+                R = torch.relu(row_sums @ self.W_1.to(row_sums)) @ self.W_2[..., : row_sums.shape[2]].to(row_sums)
             if first is not None:  # the columns are of the blocks of the text
                 of = (torch.arange(R.shape[3], device=R.device) - first[:, None]).clamp(min=0)
                 R = R.gather(3, of[:, None, None].expand_as(R))
         else:
             size = row_counts.to(row_sums.dtype).clamp(min=1)[:, None, :, None]
             width = column_counts.to(row_sums.dtype).clamp(min=1)[:, None, None, :]
-            R = row_sums @ column_sums.mT / (size * width * row_sums.shape[3]).sqrt()
+            with full_precision(row_sums):
+                R = row_sums @ column_sums.mT / (size * width * row_sums.shape[3]).sqrt()
         if self.noise and self.training:
             # Gumbel noise is -log of an exponential variable, here never of 0.
             R = R - torch.empty_like(R).exponential_().clamp(min=1e-20).log()
@@ -335,5 +345,6 @@ def _blocks(x: Tensor, size: int) -> Tensor:
 def _kept(P: Float[Tensor, "B H m n"], keep: Bool[Tensor, "B n b"]) -> Float[Tensor, "B H m b"]:
     """Share of kept keys in each position of a mixture: divided by it, the mixture is as large as without padding."""
     whole = exact(P)
-    share = (whole @ exact(keep[:, None].to(P.dtype))) / whole.sum(-1, keepdim=True).clamp(min=LEAST)
+    with full_precision(P):
+        share = (whole @ exact(keep[:, None].to(P.dtype))) / whole.sum(-1, keepdim=True).clamp(min=LEAST)
     return share.masked_fill(share < LEAST, 0.0).clamp(max=1.0)

@@ -68,6 +68,11 @@ class Removal(Change):
         """Examples to calibrate with."""
         return frozenset({"calibration"})
 
+    @property
+    def uses(self) -> frozenset[Need]:
+        """The needs, and a batch to measure costs on, where the budget is of what depends on it."""
+        return self.needs | ({"example"} if self.of != "parameters" else frozenset())
+
     def check(self, model: "nn.Module", before: Sequence[type[Change]], given: Given) -> None:
         """Check also that there are such layers, and enough units in them, and that nothing else reads these."""
         super().check(model, before, given)
@@ -81,7 +86,8 @@ class Removal(Change):
         batch = telling(given.calibration)
         layers = self._layers(model, batch)
         if self.of != "latency":
-            check_budget(layers, self.keep, cost_of(model, layers, self.of, batch), self.multiple)
+            example = batch if given.example is None else given.example
+            check_budget(layers, self.keep, cost_of(model, layers, self.of, example), self.multiple)
         all_but_one = {layer.second: torch.arange(layer.count - 1) for layer in layers}
         with removed(model, layers, all_but_one, batch):
             pass

@@ -133,6 +133,8 @@ class Student(nn.Module):
     def _usual(self) -> dict[str, float]:
         """The weights of the parts of the loss, where none are given."""
         task = task_of(self.teacher)
+        if self.layer_map is not None:  # which is of states
+            return (NARROWER if self.widening else WEIGHTS)[task]
         depth, whole = (getattr(network.config, "num_hidden_layers", None) for network in (self.model, self.teacher))
         if task in SHALLOWER and depth is not None and whole is not None and 2 * depth <= whole:
             return SHALLOWER[task]
@@ -342,6 +344,13 @@ class Student(nn.Module):
             student_logits, teacher_logits = (
                 x.flatten(0, 1) if mask is None else x[mask] for x in (student_logits, teacher_logits)
             )
+        kind = getattr(self.model.config, "problem_type", None)
+        if student_logits.ndim == 2 and (student_logits.shape[1] == 1 or kind == "regression"):  # no probabilities
+            return (student_logits - teacher_logits).float().square().mean()
+        if student_logits.ndim == 2 and kind == "multi_label_classification":  # of each label there are two
+            student_logits, teacher_logits = (
+                torch.stack([x, torch.zeros_like(x)], -1).flatten(0, 1) for x in (student_logits, teacher_logits)
+            )
         p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
 
@@ -360,6 +369,8 @@ def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | N
     if stack == "decoder":
         labels = batch.get("labels")
         mask = batch.get("decoder_attention_mask") if labels is None else labels != IGNORED
+        if mask is None and "decoder_input_ids" not in batch:  # the decoder of a classifier reads the same text
+            mask = batch.get("attention_mask")
     else:
         mask = batch.get("attention_mask")
     return mask.bool() if mask is not None and mask.shape == x.shape[:2] else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from greenformers.data._pooling import SentencePooling, pooling_of
 from greenformers.data._rows import Rows
-from greenformers.train.checkpoint import replace
+from greenformers.train.checkpoint import UNFINISHED, replace
 
 TAUGHT = "taught."
 """What stands before the name of an output of the teacher among the arguments of a batch."""
@@ -51,7 +51,8 @@ class TeacherCache:
                 f"{folder} holds what another teacher gave, or what it gave to other examples: name another folder, or "
                 "remove it"
             )
-        if not index.is_file() and folder.is_dir() and any(folder.iterdir()):
+        others = folder.iterdir() if folder.is_dir() else ()
+        if not index.is_file() and any(not path.name.startswith(UNFINISHED) for path in others):
             raise ValueError(f"{folder} holds other files than of a teacher: name another folder")
         self.done: dict[str, int] = held["done"]
         self._arrays: dict[str, Any] = {}
@@ -77,6 +78,7 @@ class TeacherCache:
         if missing:
             self.folder.mkdir(parents=True, exist_ok=True)
             first = min(self.done.get(name, 0) for name in missing)
+            self._note()  # before any array: what is killed among the first examples goes on too
             given = ask(batches[first])
             self._make(missing, rows, given)
             for number in range(first, len(batches)):
@@ -89,12 +91,16 @@ class TeacherCache:
                     for name in missing:
                         self._arrays[name].flush()
                         self.done[name] = number + 1
-                    replace(self.folder / INDEX, json.dumps({"key": self.key, "done": self.done}) + "\n")
+                    self._note()
                 progress((number + 1) / len(batches))
         for name in names:
             self._arrays[name] = np.load(self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
             self._starts[name] = _starts(rows[name])
         self._rows = {name: rows[name] for name in names}
+
+    def _note(self) -> None:
+        """Write of which teacher and examples the folder is, and how many of them are done."""
+        replace(self.folder / INDEX, json.dumps({"key": self.key, "done": self.done}) + "\n")
 
     def _make(self, names: Sequence[str], rows: Mapping[str, Sequence[int]], given: Mapping[str, list[Tensor]]) -> None:
         """Make room for arrays, of the shape of what the teacher gives."""

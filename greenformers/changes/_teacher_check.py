@@ -42,6 +42,11 @@ def check_teacher(
     _check_states(student, student_out, teacher_out, batch, kind_of_input(original) == "text")
     parts: dict[str, list[Any]] = {"states": [states(out)[-1][0][-1] for out in (student_out, teacher_out)]}
     learner = Student(model, original, weights, 1.0, layer_map=layer_map, seen=[batch])
+    if layer_map is not None and not any(learner.weights.get(name) for name in ("hidden", "attention", "relations")):
+        raise ValueError(
+            "a layer map is of hidden states, attention or relations, of which none is learnt: "
+            f"weights must name one, got {', '.join(learner.weights)}"
+        )
     if cached:
         examples.check_kept(learner)
     if learner.weights.get("logits"):

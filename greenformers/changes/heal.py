@@ -314,12 +314,15 @@ class Heal(Change):
 
     def _apply_to_block(self, block: "nn.Module", given: Given) -> Report:
         from greenformers.changes._adapters import adapting
+        from greenformers.changes._bits_layers import BitsLinear
         from greenformers.changes._block_healing import heal_block
         from greenformers.changes._options import as_dict
         from greenformers.measure.parameters import bytes_of
 
         if given.calibration is None or given.outputs is None:
             raise ValueError("a block heals by what the original block gave, and that is not at hand")
+        if self.adapters is not None and not any(isinstance(part, BitsLinear) for part in block.modules()):
+            return Report(as_dict(self), "left as it is: it has no linear layer of few bits")
         with ExitStack() as stack:
             rank = self.adapters
             learned = None if rank is None else stack.enter_context(adapting(block, rank, given.seed))

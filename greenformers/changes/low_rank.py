@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DATA_FREE, CALIBRATED = "svd", "loss"
 """The default solvers: without texts, and with texts."""
 
+NOTHING = "no weight became low rank: within the budget, or to be faster, all of them stay dense"
+
 
 @dataclass(frozen=True)
 class LowRank(Change):
@@ -107,7 +109,8 @@ class LowRank(Change):
         from greenformers.lowrank.factorize import CALIBRATED as LOOKING
 
         measured = self.of != "parameters" or self.only_if_faster
-        return frozenset({"calibration"} if self.solver in LOOKING else {"example"} if measured else ())
+        calibrates: frozenset[Need] = frozenset({"calibration"} if self.solver in LOOKING else ())
+        return calibrates | frozenset[Need]({"example"} if measured else ())
 
     @property
     def uses(self) -> frozenset[Need]:
@@ -154,7 +157,7 @@ class LowRank(Change):
             only_if_faster=self.only_if_faster, memory=given.memory, seed=given.seed, progress=given.progress,
         )  # fmt: skip
         if not given.part and all(layer.rank is None for layer in done.layers):
-            raise ValueError("no weight became low rank: within the budget, or to be faster, all of them stay dense")
+            raise ValueError(NOTHING)
         by = solver if done.nearest is None else f"{solver}, which has no form for experts: {done.nearest} of those"
         return self.report_of(done.layers, by, coverage(held, _paths(done.layers), done.unreached))
 
@@ -214,9 +217,15 @@ class LowRank(Change):
         )  # fmt: skip
 
     def streamed(self, stream: "Stream") -> Report:
-        """The report of a stream that has been read to its end."""
+        """The report of a stream that has been read to its end.
+
+        Raises:
+            ValueError: No weight became low rank.
+        """
         from greenformers.changes._coverage import coverage
 
+        if all(layer.rank is None for layer in stream.layers):
+            raise ValueError(NOTHING)
         share = coverage(stream.held, _paths(stream.layers))
         return self.report_of(stream.layers, stream.solver, share)
 

@@ -137,8 +137,7 @@ def building(folder: Path) -> Iterator[Path]:
         FileExistsError: Raised as by `check_target`.
     """
     check_target(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    unfinished = beside(folder)
     try:
         yield unfinished
         unfinished.chmod(0o755)
@@ -146,6 +145,15 @@ def building(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def beside(folder: Path) -> Path:
+    """An empty folder beside another, for what is to take its place; what a killed process left there is removed."""
+    place = folder.with_name(f".{folder.name}.building")
+    if place.exists():
+        shutil.rmtree(place)
+    place.mkdir(mode=0o700, parents=True)
+    return place
 
 
 def describe(folder: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:

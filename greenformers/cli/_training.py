@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,12 +103,31 @@ def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) ->
     Raises:
         ValueError: A setting has no effect beside the others.
     """
-    named = (read(config, kind) if config else {}) | given(kind, values)
+    stored, flagged = read(config, kind) if config else {}, given(kind, values)
+    named = stored | flagged
+    _check_used(kind, stored, flagged)
     if named.get("steps") is not None and "epochs" in named:
         raise ValueError(f"epochs and steps exclude each other, got {named['epochs']} and {named['steps']}")
     if "epochs" in named:
         named["steps"] = None  # of kinds that have a number of steps by default
     return named
+
+
+def _check_used(kind: type[Training], stored: dict[str, Any], flagged: dict[str, Any]) -> None:
+    """Raise ValueError for the rank of a network without low-rank layers, and for a tokenizer beside that of a run.
+
+    One file may serve several variants, of which it names none: its rank then says nothing of a dense one.
+    """
+    from greenformers.model.variant import slots
+
+    defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
+    named = defaults | stored | flagged
+    stands = "variant" in stored and "variant" not in flagged and stored.get("rank", named["rank"]) != defaults["rank"]
+    given = "rank" in flagged or stands
+    if given and slots(named["variant"], rank=1, narrow=True)["rank"] is None:
+        raise ValueError(f"rank is for lrt, the variant is {named['variant']!r}; got {named['rank']}")
+    if "tokenizer" in flagged and named["init"] is not None:
+        raise ValueError(f"tokenizer is that of the run in init, {named['init']}; got {named['tokenizer']}")
 
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:

@@ -66,6 +66,7 @@ def cleanse(
     from transformers import set_seed
 
     from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.checkpoint.structure import changes_of
     from greenformers.data._read_texts import every_text
     from greenformers.data._text_files import suffix
     from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
@@ -105,7 +106,11 @@ def cleanse(
             terminal.check_writable(path)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     set_seed(seed)
-    network = classifier_from(network, len(data.classes or ()))
+    classifier = classifier_from(network, len(data.classes or ()))
+    changed = [change.name() for change in changes_of(network) if not change.built_by_the_class]
+    if changed and classifier is not network:
+        raise ValueError(f"model must be a classifier, or an encoder before compression; got one after {changed[0]}")
+    network = classifier
     most = reach(network)
     if most is not None and length is not None and length > most:
         raise ValueError(f"length must be at most {most}, the longest input of the model, got {length}")

@@ -93,6 +93,8 @@ def export(
     longest = reach(network)
     most = longest or 128
     measured = [min(128, most)] if measured is None else measured
+    if longest is not None and length is not None and length > longest:
+        raise ValueError(f"length must be at most {longest}, the longest input of the model, got {length}")
     if longest is not None and any(asked > longest for asked in measured):
         raise ValueError(f"lengths must be at most {most}, the longest input of the model, got {max(measured)}")
     with terminal.Steps(console) as steps:

@@ -130,7 +130,11 @@ def recommend(
     if quick:
         return
     with terminal.Steps(console) as steps:
-        rows = measured(need, rows, seconds, steps)
+        timed = measured(need, rows, seconds, steps)
+    if timed == rows:
+        console.print("nothing was timed: it is known already, or one layer of the dense network has no room in memory")
+        return
+    rows = timed
     terminal.show(console, fitted(table(rows, need, by_mode[task], top), console.width, repeated=2))
 
 

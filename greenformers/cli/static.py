@@ -71,7 +71,11 @@ def static(
         assert isinstance(pairs, Texts)
         check_pairs(pairs)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
-    lines = list(dict.fromkeys(line for line in learnt.lines if line.strip()))
+    every = list(dict.fromkeys(line for line in learnt.lines if line.strip()))
+    judged = set() if pairs is None else set(pairs.lines)
+    lines = [line for line in every if line not in judged]  # what was learned by heart would be judged too well
+    if not lines:
+        raise ValueError(f"every text of {texts} is one to judge by: give others to learn from")
     goes_on = "the same command goes on" if teacher_cache else "the same command begins anew, without --teacher-cache"
     with terminal.resumable(goes_on), terminal.Steps(console) as steps:
         encoder, how = learned_by(
@@ -80,7 +84,8 @@ def static(
         records = compared(
             network, tokenizer, encoder, lines, pairs, longest(network, length), context(terminal.command(), 0)
         )
-    summary = (
+    summary = "" if len(lines) == len(every) else f"{len(every) - len(lines):,} texts are those to judge by: left out. "
+    summary += (
         f"{how.texts:,} texts hold {how.seen:.0%} of the tokens; cosine to the teacher on others {how.begun:.3f} with "
         f"tokens alone, {how.cosine:.3f} learned; {dims} directions hold {how.energy:.1%} of the teacher's energy"
     )

@@ -76,6 +76,9 @@ def compressed(
         model = transformer_in(model)
     else:
         know(model)
+    longest = reach(model) if isinstance(model, PreTrainedModel) else None
+    if length is not None and longest is not None and length > longest:
+        raise ValueError(f"length must be at most {longest}, the longest input of the model, got {length}")
     length = length or _length(model)
     if isinstance(calibration, Mapping | Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")

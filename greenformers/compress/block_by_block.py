@@ -116,7 +116,7 @@ def _finish(walk: Walk, out: Path, guards: Sequence[str]) -> None:
     """Write the tensors of all parts, and the configuration that describes the network that they are of.
 
     Raises:
-        ValueError: They are not those of that network.
+        ValueError: They are not those of that network, or no weight is another than before.
     """
     model: Any = walk.blocks.model
     walk.work.write(out, [*range(walk.blocks.count), None], guards)
@@ -126,6 +126,9 @@ def _finish(walk: Walk, out: Path, guards: Sequence[str]) -> None:
         order += part.order
     setattr(model, ORDER, list(dict.fromkeys(order)))
     described = structure(model)
+    if described.empty and all(change.factorises for change in walk.changes):
+        walk.work.remove()  # of which nothing can come
+        raise ValueError("no weight became low rank: within the budget all of them stay dense, in every block")
     described.guards = list(guards)
     model.config.quantization_config = described
     model.config.architectures = [type(model).__name__]
@@ -141,10 +144,14 @@ def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> S
         OSError: A file cannot be read.
     """
     check_changes(changes)
-    check_parts(changes, job)
     looking = [change for change in changes if "calibration" in change.uses]
-    if not looking and not any(change.trains for change in changes):
+    if not looking and any(change.trains for change in changes):  # blocks learn from what calibrates
+        looking = [next(kind() for kind in kinds() if kind.share is not None)]
+    check_parts(looking or changes, job)
+    if not looking:
         raise ValueError("texts are of no use: no change of the recipe looks at them")
+    if job.texts is not None and job.calibrate is not None:
+        raise ValueError("--texts is of no use beside --calibrate: from disk nothing is judged")
     place, modules = transformer_of(Path(folder))
     model, _ = skeleton(place)
     tokenizer = tokenizer_of(str(place))
@@ -156,8 +163,6 @@ def calibration_of(folder: str | Path, changes: Sequence[Change], job: Job) -> S
     if longest is not None and length > longest:
         raise ValueError(f"length must be at most {longest}, the longest input; got {length}")
     reader = Reader.of(model, tokenizer, length)
-    # Where blocks learn, they learn from what calibrates.
-    looking = looking or [next(kind() for kind in kinds() if kind.share is not None)]
     return reader.batches(read_parts(looking, job, reader)["calibration"])
 
 

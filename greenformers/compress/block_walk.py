@@ -32,6 +32,7 @@ from greenformers.compress.states import Inputs, Outputs, States
 from greenformers.measure.limit import free
 from greenformers.measure.parameters import bytes_of, parameters
 from greenformers.measure.quality import evaluating
+from greenformers.model.experts import as_modules
 from greenformers.solve.loss import output
 from greenformers.solve.share import Share, check_share
 from greenformers.solve.walk import check_patterns
@@ -101,8 +102,9 @@ class Walk:
             ValueError: They do not, or it cannot.
         """
         self._check_together()
-        for change in self.changes:
-            check_patterns(self.blocks.model, getattr(change, "select", None) or ())
+        with as_modules(self.blocks.model):
+            for change in self.changes:
+                check_patterns(self.blocks.model, getattr(change, "select", None) or ())
         held, room = psutil.Process().memory_info().rss, free(torch.device("cpu"))
         first = self.blocks.network(0, self.blocks.read(0))
         shortest = min(self.batches, key=lambda batch: batch[IDS].shape[1])

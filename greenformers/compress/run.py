@@ -116,7 +116,8 @@ def run(
     if reader is not None and "judging" in parts:
         check_examples(original, parts["judging"], reader)
     check(small, changes, given)
-    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], asdict(job)], files_of(model, job))
+    work = {name: value for name, value in asdict(job).items() if name not in ("measure", "country")}
+    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], work], files_of(model, job))
     given = replace(given, folder=unfinished.folder)
     if not first_process():
         _take_part(small, changes, given, unfinished)

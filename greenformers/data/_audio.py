@@ -135,10 +135,19 @@ def chunks(path: str | Path, seconds: float) -> tuple[int, Iterator[NDArray[np.f
 
 def _chunks(path: Path, size: int) -> Iterator[NDArray[np.float64]]:
     with _opened(path) as file:
-        blocks, held = _blocks(file, path), np.empty(0)
-        while len(held := _filled(held, blocks, size)):
-            yield held[:size]
-            held = held[size:]
+        held = np.empty(0)
+        try:
+            for block in _blocks(file, path):
+                held = np.concatenate([held, block])
+                while len(held) >= size:
+                    yield held[:size]
+                    held = held[size:]
+        except AudioError:
+            if len(held):
+                yield held  # the good sound before the damage
+            raise
+        if len(held):
+            yield held
 
 
 def raw(source: BinaryIO, seconds: float, rate: int) -> Iterator[NDArray[np.float64]]:

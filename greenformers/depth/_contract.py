@@ -64,12 +64,14 @@ class Gone(NamedTuple):
         steps: Number of layers that each position went through (B, N), 0 at padding.
         loss: In training, the weighted loss of a kind of depth that has one; else None.
         exits: In training, what the head learns to score, of kinds with exits; else None.
+        passes: How often the stack was gone through, each time by a path of its own, of whose losses the mean counts.
     """
 
     x: Float[Tensor, "B N d"]
     steps: Int[Tensor, "B N"]
     loss: Float[Tensor, ""] | None
     exits: Exits | None = None
+    passes: int = 1
 
 
 class Depth(nn.Module):

@@ -218,7 +218,7 @@ class Adaptive(Depth):
             drawn = torch.randint(self.size.steps, (is_token.numel(),), device=x.device)
             y, steps = self._through(x, step, is_token, _at(drawn), keeps=False)
             states.append(y)
-        return Gone(states[-1], steps, None, Exits(tuple(states), None))
+        return Gone(states[-1], steps, None, Exits(tuple(states), None), self.paths)
 
     def loss_of(
         self,

@@ -1,7 +1,6 @@
 """The whole way of an export: calibrate, write, judge, measure, and put the folder in place with its card."""
 
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.checkpoint.save import replace
+from greenformers.checkpoint.save import beside, replace
 from greenformers.compress.parts import split
 from greenformers.compress.quality import check_examples
 from greenformers.data._examples import Examples
@@ -97,10 +96,9 @@ def deploy(
         rows = Reader.of(model, tokenizer, length)
         parts = _parts(model, examples, rows, formats, loss, limit)
     network = Network(model, tokenizer)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    place = beside(out)
     try:
-        staged = beside / out.name
+        staged = place / out.name
         calibration = None if rows is None or "calibration" not in parts else rows.batches(parts["calibration"])
         longest = max([length, *lengths, SHORTEST])
         checked = write(
@@ -131,7 +129,7 @@ def deploy(
         (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records, tokenizer))
         replace(staged, out)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
     return Deployed(records, checked)
 
 

@@ -19,6 +19,7 @@ from greenformers.export.runtime import RuntimeModel
 from greenformers.export.write import CHECKPOINTS, FORMATS, PACKED, Checked, reader
 from greenformers.measure.latency import Timing, interleaved
 from greenformers.measure.record import METRICS, Record, with_ratios
+from greenformers.model.positions import reach
 
 TORCH, COMPILED = "torch", "torch, compiled"
 NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "program": "torch.export", PACKED: PACKED}
@@ -144,7 +145,7 @@ def latencies(
     decoders: dict[str, Decoder] = {name: call.decoder for name, call in calls.items() if isinstance(call, CachedCall)}
     if decoders:
         decoders = {TORCH: TorchDecoder(network)} | decoders
-    records = []
+    records, longest = [], reach(model)
     for place, length in enumerate(lengths):
 
         def done(share: float, place: int = place) -> None:
@@ -153,8 +154,11 @@ def latencies(
         timed = partial(interleaved, repeats=repeats, warmup=WARMUP, pause=PAUSE)
         record = partial(Record.of, benchmark="export", setting={"length": length, "batch": size}, context=about)
         example = network.batch(size, length)
-        # A decoder reads one token more in each call: one behind each rest is not timed.
-        runs = WARMUP + (2 if PAUSE else 1) * repeats
+        # A decoder reads one token more in each call, of which one behind each rest is not timed: what reads few tokens
+        # is timed less often.
+        calls_of_one = 2 if PAUSE else 1
+        often = repeats if longest is None else max(1, min(repeats, (longest - 1 - WARMUP) // calls_of_one))
+        runs = WARMUP + calls_of_one * often
         first = max(1, length - runs)
         ids = network.batch(size, first + runs)[0]
         timings: dict[str, dict[str, Timing]] = {}
@@ -162,7 +166,7 @@ def latencies(
             timings["latency"] = timed({name: partial(call, *example) for name, call in calls.items()}, progress=done)
             if decoders:
                 steps = {name: Continued(decoder, ids, first) for name, decoder in decoders.items()}
-                timings["latency_next_token"] = timed(steps, settle=0.0)
+                timings["latency_next_token"] = timed(steps, repeats=often, settle=0.0)
         records += [
             record(metric, 1e3 * timing.median, variant=name, spread=1e3 * (timing.q3 - timing.q1))
             for metric, of_calls in timings.items()

@@ -25,6 +25,8 @@ _SUFFIXES = (".fa", ".fasta", ".fna")
 _GAP = "-"
 # As for reads: the largest share of positions that differ from the reference, and where there are enough to tell.
 _DIFFERENT, _ENOUGH = 0.1, 100
+# Where nothing is aligned: runs of so many bases of the region, and the least share of them that a sequence has.
+_ANCHORS, _RUN, _ALIKE = 200, 16, 0.1
 
 
 def is_assembly(path: Path) -> bool:
@@ -164,7 +166,10 @@ def _part(name: str, length: int) -> Region | None:
 
 
 def _check_whole(path: Path, rows: dict[str, str], reference: Reference, region: Region) -> None:
-    """Raise GenomeError where sequences are of the region's contig, but none of the region, or of another reference."""
+    """Raise GenomeError where sequences are of the region's contig, but none of the region, or of another reference.
+
+    And where one has hardly a base of the region, by runs of bases: another gene, or the other strand.
+    """
     parts = {name: _part(name, len(row)) for name, row in rows.items()}
     same = {name: part for name, part in parts.items() if part and matched(region.contig, [part.contig])}
     exact = [name for name, part in same.items() if (part.start, part.end) == (region.start, region.end)]
@@ -173,6 +178,25 @@ def _check_whole(path: Path, rows: dict[str, str], reference: Reference, region:
         raise GenomeError(f"{path}: is not aligned, and taken whole: the region must be {listed}, got {region}")
     for name in exact:
         _check_same(path, _bases(rows[name]), reference, region)
+    anchors = _anchors(reference.fetch(region))
+    for name, row in rows.items():
+        if len(row) < _ENOUGH or len(anchors) < _ANCHORS // 10:
+            continue
+        bases = _bases(row)
+        here, turned = (sum(anchor in strand for anchor in anchors) for strand in (bases, _other_strand(bases)))
+        if here < _ALIKE * len(anchors):
+            reason = "is on the other strand" if turned > here else f"has none of the bases of {region}"
+            raise GenomeError(f"{path}: sequence {name} {reason}, though it is not aligned and taken whole")
+
+
+def _anchors(bases: str) -> list[str]:
+    """Runs of known bases at equal distances, by which a sequence of the region is told from others."""
+    starts = range(0, len(bases) - _RUN + 1, max(1, len(bases) // _ANCHORS))
+    return [run for start in starts if "N" not in (run := bases[start : start + _RUN])]
+
+
+def _other_strand(bases: str) -> str:
+    return bases[::-1].translate(str.maketrans("ACGT", "TGCA"))
 
 
 def _check_same(path: Path, bases: str, reference: Reference, region: Region) -> None:

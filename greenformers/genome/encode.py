@@ -82,23 +82,29 @@ class Source:
 
 @dataclass
 class Tally:
-    """Numbers of alleles that are not in the sequences as their files have them.
+    """What is to be told of sequences: alleles that are not in them as files have them, filters, and empty files.
 
     Attributes:
         structural: Number of alleles of structural variants, which are N, by their kind.
         overlapping: Number of alleles that are left out, as another one of the haplotype is there.
         disagreeing: Files and positions of records whose END and SVLEN differ.
+        failed: Files and positions of records that did not pass every filter of their file, and count alike.
+        empty: Files without a record in the region.
     """
 
     structural: Counter[str] = field(default_factory=Counter)
     overlapping: int = 0
     disagreeing: set[tuple[Path, int]] = field(default_factory=set)
+    failed: set[tuple[Path, int]] = field(default_factory=set)
+    empty: set[Path] = field(default_factory=set)
 
     def add(self, other: Tally) -> None:
         """Add the numbers of other people."""
         self.structural += other.structural
         self.overlapping += other.overlapping
         self.disagreeing |= other.disagreeing
+        self.failed |= other.failed
+        self.empty |= other.empty
 
     def lines(self) -> Iterator[str]:
         """The numbers that are not 0, a line each."""
@@ -110,6 +116,11 @@ class Tally:
             yield f"END and SVLEN differ in {records} of structural variants; the larger span is unknown (N)"
         if self.overlapping:
             yield f"overlapping: {_counted(self.overlapping, 'allele')} left out, as another of the haplotype is there"
+        if self.failed:
+            records = _counted(len(self.failed), "record")
+            yield f"filters: {records} did not pass those of the file (FILTER), and counted"
+        for path in sorted(self.empty):
+            yield f"{path.name} has no record in the region: everybody of it has the bases of the reference there"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -186,6 +197,8 @@ def sequences(source: Source, encoding: Encoding, tally: Tally | None = None) ->
     if tally is not None:
         tally.overlapping += called.left_out
         tally.disagreeing |= {(source.path, position) for position in called.disagreeing}
+        tally.failed |= {(source.path, position) for position in called.failed}
+        tally.empty |= set() if called.records else {source.path}
 
 
 def _written(both: tuple[Haplotype, Haplotype], encoding: Encoding) -> str:

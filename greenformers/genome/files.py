@@ -21,8 +21,14 @@ INDEXES = {
     ".fa": (".fai",),
     ".fasta": (".fai",),
     ".fna": (".fai",),
+    ".fa.gz": (".fai",),
+    ".fasta.gz": (".fai",),
+    ".fna.gz": (".fai",),
 }
 """Suffixes of the index of a file, by the suffix of the file."""
+
+BLOCKS = ".gzi"
+"""Suffix of the index of the blocks of a FASTA file that is packed with bgzip, which it has beside the other."""
 
 # The end of every BGZF file: an empty block.
 _END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
@@ -135,11 +141,16 @@ def whole(path: Path) -> None:
             if start.startswith(b"##") and file.read() != b"\n":
                 raise GenomeError(f"{path}: cut off, its last line has no end")
             return
-        if start[3:4] != b"\x04" or start[12:14] != b"BC":
+        if not _in_blocks(start):
             raise GenomeError(f"{path}: packed with gzip, must be with bgzip")
         file.seek(-min(len(_END), path.stat().st_size), 2)
         if file.read() != _END:
             raise GenomeError(f"{path}: cut off, its last block is missing")
+
+
+def _in_blocks(start: bytes) -> bool:
+    """Whether a file that begins so is packed with bgzip. SAM format specification, section 4.1."""
+    return start[:2] == b"\x1f\x8b" and start[3:4] == b"\x04" and start[12:14] == b"BC"
 
 
 def index_of(path: Path, suffixes: Iterable[str], references: int | None = None, *, needed: bool = True) -> str | None:
@@ -189,7 +200,10 @@ def _references(index: Path) -> int | None:
 
 
 def make_index(path: Path) -> Path | None:
-    """Make the missing index of a BAM, CRAM, BGZF-compressed VCF or FASTA file beside it; None if it has one.
+    """Make the missing index of a BAM, CRAM, BGZF-compressed VCF or FASTA file beside it.
+
+    Returns:
+        Its index; None if it has one, or is a FASTA file packed with gzip, which has none.
 
     Raises:
         GenomeError: The file is not sorted, damaged, not BGZF-compressed, or its folder cannot be written.
@@ -198,7 +212,15 @@ def make_index(path: Path) -> Path | None:
     kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
     if kind is None:
         raise GenomeError(f"{path}: an index is for {', '.join(INDEXES)}")
-    if any(path.with_name(path.name + suffix).is_file() for suffix in INDEXES[kind]):
+    packed = kind.endswith(".gz") and kind != ".vcf.gz"
+    blocks = path.with_name(path.name + BLOCKS)
+    if packed:
+        with path.open("rb") as file:
+            if not _in_blocks(file.read(18)):
+                return None
+    if any(path.with_name(path.name + suffix).is_file() for suffix in INDEXES[kind]) and (
+        not packed or blocks.is_file()
+    ):
         return None
     index = path.with_name(path.name + INDEXES[kind][0])
     unfinished = index.with_name(f".{index.name}.unfinished")
@@ -209,7 +231,7 @@ def make_index(path: Path) -> Path | None:
             elif kind in (".vcf.gz", ".bcf"):
                 pysam.bcftools.index(*(["-t"] if kind == ".vcf.gz" else []), "-f", "-o", str(unfinished), name)
             else:
-                pysam.faidx(name, "--fai-idx", str(unfinished))
+                pysam.faidx(name, "--fai-idx", str(unfinished), *(["--gzi-idx", str(blocks)] if packed else []))
                 _check_names(path, unfinished)
             unfinished.replace(index)
         finally:
@@ -230,7 +252,7 @@ def make_indexes(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _check_names(path: Path, index: Path) -> None:
     """Raise GenomeError where an index has fewer sequences than its FASTA file, as names are there twice."""
-    with path.open("rb") as file, index.open("rb") as entries:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file, index.open("rb") as entries:
         if (count := sum(line.startswith(b">") for line in file)) != (indexed := sum(1 for _ in entries)):
             raise GenomeError(f"{path}: has {count} sequences of {indexed} names")
 

@@ -6,7 +6,18 @@ import re
 from hashlib import md5
 from pathlib import Path
 
-from greenformers.genome.files import INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
+from greenformers.genome.files import (
+    BLOCKS,
+    INDEXES,
+    GenomeError,
+    Region,
+    checked,
+    htslib,
+    index_of,
+    matched,
+    named,
+    told,
+)
 
 HELD = 300_000_000
 """Most bases of a FASTA file without an index: a chromosome, not a genome."""
@@ -15,8 +26,8 @@ HELD = 300_000_000
 class Reference:
     """The sequences of a FASTA file, by region.
 
-    A FASTA file without an index (.fai) is read whole; it may be packed with gzip. A sequence named 19:1001-2000, as
-    `samtools faidx` names a part it cuts out, is that part of contig 19.
+    A FASTA file without an index (.fai, and .gzi where it is packed with bgzip) is read whole; it may be packed with
+    gzip. A sequence named 19:1001-2000, as `samtools faidx` names a part it cuts out, is that part of contig 19.
 
     Args:
         path: Path of the FASTA file.
@@ -28,11 +39,14 @@ class Reference:
     def __init__(self, path: Path) -> None:
         self.path, self._file, self._held = path, None, dict[str, str]()
         name, pysam = checked(path), htslib()
-        packed = path.suffix == ".gz"
-        index = None if packed else index_of(path, INDEXES[".fa"], needed=False)
+        blocks = path.with_name(path.name + BLOCKS) if path.suffix == ".gz" else None
+        index = None
+        if blocks is None or blocks.is_file():
+            index = index_of(path, INDEXES[".fa"], needed=False)
         if index is not None:
             with told(path, "no FASTA file that can be read"):
-                self._file = pysam.FastaFile(name, filepath_index=index)
+                more = {} if blocks is None else {"filepath_index_compressed": str(blocks.resolve())}
+                self._file = pysam.FastaFile(name, filepath_index=index, **more)
                 lengths = dict(zip(self._file.references, self._file.lengths, strict=True))
         else:
             with told(path, "no FASTA file that can be read"):
@@ -126,6 +140,10 @@ class Reference:
             named(region.contig, [part.contig for part in self._parts.values()], self.path)
         raise GenomeError(f"{self.path}: has {', '.join(str(part) for _, part in own[:3])}; {region} is not within")
 
+    @property
+    def _indexing(self) -> str:
+        return "samtools faidx" + (", of a file that bgzip has packed," if self.path.suffix == ".gz" else "")
+
     def _read(self, records: object) -> None:
         total = 0
         for record in records:  # type: ignore[attr-defined]
@@ -133,7 +151,9 @@ class Reference:
                 raise GenomeError(f"{self.path}: has sequence {record.name} twice")
             total += len(record.sequence or "")
             if total > HELD:
-                raise GenomeError(f"{self.path}: has no index, and more than {HELD:,} bases; --index makes one")
+                raise GenomeError(
+                    f"{self.path}: has no index, and more than {HELD:,} bases: {self._indexing} makes one"
+                )
             if record.quality is not None:
                 raise GenomeError(f"{self.path}: reads with qualities (FASTQ), not a reference (FASTA)")
             self._held[record.name] = record.sequence or ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from greenformers.genome import judge
+from greenformers.genome.baselines import at_positions
 from greenformers.genome.files import Region
 from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People, part_of
@@ -64,9 +65,12 @@ def surroundings(
     ]
     # Checks that the longest sequence fits the network, before the shorter ones are trained on.
     points[-1][1].task()
+    if positions:  # and that the known variants are in it, which may be around the gene
+        at_positions(People.load(path, points[-1][1].region, disease=settings.disease), positions)
     for margin, point in points:
         people = People.load(path, point.region, disease=point.disease)
-        features = judge.features(people, positions)
+        inside = positions if {place for place, _ in people.counts()[1]} & set(positions) else ()
+        features = judge.features(people, inside)
         chances = finetune(point, out / f"plus{margin}", splits, console)
         collected += _with(judge.records(point, chances, features, people), "margin", margin)
     return collected

@@ -50,6 +50,8 @@ class Variants:
         calls: For every record, the genotype of each person with another allele than the reference's.
         disagreeing: Positions, from 1 on the contig, of records whose END and SVLEN differ.
         apart: Names of the people whose phased genotypes are of several phase sets (PS, PSL), and count as not phased.
+        records: Number of records in the region.
+        failed: Positions of records with calls that did not pass every filter of the file (FILTER), and count alike.
     """
 
     reference: str
@@ -58,6 +60,8 @@ class Variants:
     calls: list[dict[int, Genotype]]
     disagreeing: list[int] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
+    records: int = 0
+    failed: list[int] = field(default_factory=list)
     _left_out: dict[str, int] = field(default_factory=dict)
     _structural: dict[str, list[Edit]] = field(default_factory=dict)
 
@@ -99,7 +103,8 @@ class Variants:
                     continue
                 chosen = next((haplotype for haplotype in order if haplotype.free(edit)), order[0])
                 if not chosen.put(edit):
-                    left_out += 1
+                    # Of a site in several records, the others may call an allele missing that this one has.
+                    left_out += edit.bases is not None or bool(edit.kind)
                 elif edit.kind:
                     structural.append(edit)
         self._left_out[person], self._structural[person] = left_out, structural
@@ -127,7 +132,8 @@ class Spelled:
     def put(self, edit: Edit) -> bool:
         """Apply an edit, unless it overlaps an earlier one; returns whether it was applied.
 
-        A structural allele of unknown bases is applied whatever is there, and a missing one as far as nothing is there.
+        A structural allele of unknown bases is applied whatever is there, and a missing one as far as nothing is there;
+        a later allele takes the place of a missing one.
         """
         start, removed, bases, kind = edit
         end = start + removed
@@ -138,6 +144,9 @@ class Spelled:
             unknown = [(first, last) for first, last in unknown if first < last]
             for first, last in unknown:
                 self._unknown(first, last)
+                if kind:
+                    self._busy = max(self._busy, last)
+                    self._gap = (self._busy, self._busy)
             return bool(unknown)
         if not self.free(edit):
             return False
@@ -161,8 +170,6 @@ class Spelled:
         return True
 
     def _unknown(self, start: int, end: int) -> None:
-        self._busy = max(self._busy, end)
-        self._gap = (self._busy, self._busy)
         self.haplotype.bases[max(start, 0) : max(end, 0)] = N
         for place in [place for place in self.haplotype.inserted if start < place < end]:
             del self.haplotype.inserted[place]
@@ -203,6 +210,7 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         genotypes: dict[str, Genotype] = {}
         phase_sets: dict[int, set[str]] = {}
         for record in _records(file, path, region):
+            variants.records += 1
             _add(variants, record, region, path, genotypes, phase_sets)
     _take_apart(variants, [number for number, sets in phase_sets.items() if len(sets) > 1])
     return variants
@@ -289,7 +297,7 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         # A header need not name all contigs.
         with htslib().TabixFile(str(path.resolve()), index=index) as lines:
             index_contigs = lines.contigs
-        first = next(iter(file), None)
+        first = _first(file)
         if first is not None and first.chrom not in index_contigs:
             raise GenomeError(f"{path}: its index is of another file, it has no contig {first.chrom}")
         name = matched(region.contig, index_contigs)
@@ -319,7 +327,19 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
             if inside or reach(record.start, columns[3], columns[4].split(","), columns[7]) > region.start:
                 yield columns
     if not any(seen.values()):
-        named(region.contig, header_contigs | set(seen), path)
+        contig = named(region.contig, header_contigs | set(seen), path)
+        if index is None:
+            elsewhere = bool(seen)
+        elif kind == ".vcf.gz":
+            elsewhere = not name and bool(index_contigs)
+        else:
+            elsewhere = _first(file.fetch(contig)) is None and _first(file.fetch()) is not None
+        if elsewhere:
+            raise GenomeError(f"{path}: has no record of contig {contig}, which its header names, but of others")
+
+
+def _first(records: Any) -> Any:
+    return next(iter(records), None)
 
 
 def _add(
@@ -344,6 +364,8 @@ def _add(
                 phase_sets.setdefault(number, set()).add(_phase_set(entry, places))
     if not calls:
         return
+    if record[6] not in ("PASS", "."):
+        variants.failed.append(int(record[1]))
     called = {allele for alleles, _ in calls.values() for allele in alleles}
     if max(called) > len(alts):
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has allele {max(called)} of {len(alts)}")

@@ -1,6 +1,8 @@
 """Self-attention and cross-attention: a mechanism of the attention slot between its projections. Vaswani 2017, 3.2."""
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast, get_args
 
 import torch
@@ -11,9 +13,9 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache, S
 
 from greenformers.attention import Attention, Role
 from greenformers.depth import Running
-from greenformers.model.attending import Extras, cached, of_some, plain, with_cache, without_cache
+from greenformers.model.attending import Extras, cached, of_some, plain, remembering, with_cache, without_cache
 from greenformers.model.beams import BeamLayer
-from greenformers.model.cache import Past, check_place, length_of
+from greenformers.model.cache import Past, RecentLayer, check_place, length_of
 from greenformers.model.config import GreenformerConfig
 from greenformers.model.memory import without_gap
 from greenformers.model.projected import Projected, attention_of, constant
@@ -129,7 +131,10 @@ class SelfAttention(Projected):
             without_cache = self.without_cache if attentions is None else plain
             out, loss = without_cache(self, codes, key_mask, extras)
         else:
-            out, loss = self.with_cache(self, codes, key_mask, extras, cache)
+            attend = self.with_cache
+            if attend is cached and (memory is not None or RecentLayer.at(cache, self.place)):
+                attend = partial(remembering, limit=sys.maxsize)  # all positions, those of the memory before them
+            out, loss = attend(self, codes, key_mask, extras, cache)
         return out.transpose(1, 2).flatten(2), loss
 
     def mix_some(
@@ -313,7 +318,8 @@ class CrossAttention(Projected):
         layer = self.place
         if cache is not None and cache.is_updated.get(layer):
             stored = cast(Any, cache.cross_attention_cache.layers[layer])
-            return stored.keys, stored.values
+            length = stored.keys.shape[2] if reduces else encoder_output.shape[1]  # a static cache may have more room
+            return stored.keys[:, :, :length], stored.values[:, :, :length]
         codes = self.codes(encoder_output, "k", "v")
         if reduces:
             k, v = (self.reduce(role, codes[role], key_mask) for role in get_args(Role))
@@ -325,5 +331,6 @@ class CrossAttention(Projected):
             layers = cache.cross_attention_cache.layers
             if reduces and layer < len(layers) and isinstance(layers[layer], StaticLayer):
                 layers[layer] = DynamicLayer()  # of their own number, whatever room was made for the source
-            k, v = cache.cross_attention_cache.update(k, v, layer)
+            length = k.shape[2]
+            k, v = (part[:, :, :length] for part in cache.cross_attention_cache.update(k, v, layer))
         return k, v

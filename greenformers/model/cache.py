@@ -291,6 +291,11 @@ class RecentLayer(DynamicLayer):
         """
         return _layer_of(cache, layer, cls, lambda: cls(limit), "a memory")
 
+    @classmethod
+    def at(cls, cache: Cache, layer: int) -> bool:
+        """Whether a cache has a layer of this kind there."""
+        return layer < len(cache.layers) and isinstance(cache.layers[layer], cls)
+
     def add(self, k: Tensor, v: Tensor, mask: Tensor | None, count: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """The kept keys and values followed by new ones (B, H, M, D), and their mask (B, M), None where all are kept.
 

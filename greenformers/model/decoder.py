@@ -67,7 +67,7 @@ class DecoderLayer(Layer):
         """
         own_cache = None if past_key_values is None else past_key_values.self_attention_cache
         attention, cross = self.attention, self.cross_attention
-        if running is not None and attentions[0] is None:
+        if running is not None and attentions[0] is None and cross.mechanism.continues:
             encoded = encoder_output, encoder_mask
             return self._of_some(x, running, encoded, key_mask, past_key_values, rotation, pairs)
         x, _ = self._residual(

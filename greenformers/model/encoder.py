@@ -60,14 +60,14 @@ def share(layers: nn.ModuleList, config: GreenformerConfig) -> dict[str, str]:
 
 def _tied_mechanisms(layers: nn.ModuleList) -> dict[str, str]:
     tied: dict[str, str] = {}
-    firsts: dict[tuple[str, int, int], tuple[int, Attention]] = {}
+    firsts: dict[tuple[str, type[Attention], int, int], tuple[int, Attention]] = {}
     for index, layer in enumerate(layers):
         for place, mechanism in layer.named_modules():
             if not isinstance(mechanism, Attention):
                 continue
-            alike = (place, mechanism.shape.heads, mechanism.shape.head_dim)
+            alike = (place, type(mechanism), mechanism.shape.heads, mechanism.shape.head_dim)
             owner, first = firsts.setdefault(alike, (index, mechanism))
-            if mechanism is not first and type(mechanism) is type(first):
+            if mechanism is not first:
                 mechanism.shared(first)
             for name in mechanism.shared_parameters:
                 tied[f"layers.{index}.{place}.{name}"] = f"layers.{owner}.{place}.{name}"

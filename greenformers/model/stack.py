@@ -154,6 +154,8 @@ def through(
 
     mask = None if key_mask is None else key_mask[:, -x.shape[1] :]
     gone = depth(x, step, mask=mask, positions=positions, keeps=cache is not None, **further)
+    if gone.passes > 1:
+        losses = [own / gone.passes for own in losses]
     losses += [] if gone.loss is None else [gone.loss]
     loss = sum(losses[1:], losses[0]) if losses else None
     return Ran(gone.x, loss, steps=gone.steps, exits=gone.exits)

@@ -50,10 +50,10 @@ def scores_listing(plan: Plan, records: Sequence[Record], task: str) -> Listing:
         beside = plan.controls.get(task, {}).get(variant)
         rows.append((
             variant,
-            _with_interval(own, variant, scratch[variant]),
+            _with_interval(own, variant, scratch[variant], plan.grid.seeds),
             _difference(own, variant),
             _control(beside, variant, scratch, flops),
-            _with_interval(own, variant, restored[variant]) if variant in restored else NONE,
+            _with_interval(own, variant, restored[variant], plan.grid.seeds) if variant in restored else NONE,
             f"{1e3 * flops[variant]:,.1f}" if variant in flops else NONE,
         ))  # fmt: skip
     for record in own:
@@ -224,15 +224,16 @@ def _accuracies(own: Sequence[Record], *, pretrained: bool) -> dict[str, list[fl
     return values
 
 
-def _with_interval(own: Sequence[Record], variant: str, values: Sequence[float]) -> str:
-    """The mean over seeds with its interval; of one seed Wilson's, of the test examples."""
+def _with_interval(own: Sequence[Record], variant: str, values: Sequence[float], seeds: int) -> str:
+    """The mean over seeds with its interval; of one seed Wilson's, of the test examples. Seeds that failed are told."""
     if len(values) > 1:
         low, high = mean_interval(values)
         low, high = max(0.0, low), min(100.0, high)
     else:
         count = next(r.setting["test"] for r in own if r.variant == variant and "seed" in r.setting)
         low, high = wilson(round(values[0] / 100 * count), count)
-    return f"{mean(values):.1f} ({low:.1f} to {high:.1f})"
+    some = f", {len(values)} of {seeds} seeds" if len(values) < seeds else ""
+    return f"{mean(values):.1f} ({low:.1f} to {high:.1f}{some})"
 
 
 def _difference(own: Sequence[Record], variant: str) -> str:

@@ -255,7 +255,9 @@ def front_figure(
         axes.axvline(bound.faster or 1, color=GREY, linewidth=0.8, linestyle=":", label="asked for")
     for area, said in ((AREA, f"{sized}: as before"), (AREA / 4, f"{sized}: a quarter")):
         axes.scatter([], [], s=area, color=GREY, label=said)  # for the legend alone
-    axes.set_ylim(_floor(top, best), max(y, 100 * (1 - min(t.lost for t in top))) + 1)
+    highest = [y, 100 * (1 - min(t.lost for t in top)), *(100 * (1 - low) for _, (low, _) in known)]
+    highest += [] if bound.lose is None else [100 * (1 - bound.lose)]
+    axes.set_ylim(_floor(top, best), max(highest) + 1)
     axes.set_xlabel(along)
     axes.set_ylabel("quality kept (%)")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))

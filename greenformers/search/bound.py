@@ -59,11 +59,12 @@ class Bound:
     def nearest(self, trials: Sequence[Trial]) -> Trial:
         """The best of some trials that keep to the bound; where none does, the one that is nearest to it.
 
-        Of those that are as fast as the fastest, but for noise, that is the one that loses least.
+        Of those that are as fast as the fastest, but for noise, that is the one that loses least. A recipe has one
+        speed, however long it was healed: of its trials, that is the one that loses least.
         """
         fit = [trial for trial in trials if self.met_by(trial)]
         if self.lose is not None:
-            return max(fit, key=lambda trial: trial.speed) if fit else min(trials, key=_loses_least)
+            return max(fit, key=lambda trial: (trial.speed, -trial.lost)) if fit else min(trials, key=_loses_least)
         fastest = max(trial.speed for trial in trials)
         return min(fit or [trial for trial in trials if trial.speed >= (1 - NOISE) * fastest], key=_loses_least)
 

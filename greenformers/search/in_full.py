@@ -18,6 +18,7 @@ from greenformers.compress.run import run, steps_of
 from greenformers.data._examples import Examples
 from greenformers.measure.record import Record
 from greenformers.search.healing import HURDLES
+from greenformers.search.recipes import name_of
 from greenformers.search.search import Search
 from greenformers.search.space import Genes
 from greenformers.search.steps import SPENT
@@ -148,11 +149,15 @@ class InFull:
             raise
         except Exception as error:
             self._failed += 1
+            ends = ValueError(
+                f"{name_of(self.search.recipe(genes, steps))} cannot be made in full: {line(error)}; what was tried is "
+                "kept, and the same command goes on"
+            )
             if self._failed >= MOST_FAILED:  # which is no fault of the recipes
-                raise
+                raise ends from error
             self.search.give_up(genes, steps, line(error), spent)
             if not alone():  # the others may have made it, and would wait for this process
-                raise
+                raise ends from error
             return None
         finally:
             self.search.trials.end()

@@ -91,12 +91,12 @@ class Rounded:
     """The model with its weights rounded, beside which recipes that round alike are timed.
 
     Attributes:
-        ready: The model.
+        ready: The model; None until a recipe is to be timed beside it.
         speeds: How many times as fast as the model as it is, as often as that was asked for.
         trials: Recipes that were timed beside it.
     """
 
-    ready: Ready
+    ready: Ready | None = None
     speeds: list[float] = field(default_factory=list)
     trials: int = 0
 
@@ -115,6 +115,11 @@ def speed_up(own: Ready, tried: Ready) -> float:
                 timing.samples for timing in interleaved({ORIGINAL: own.call, TRIED: tried.call}, **how).values()
             )
     return median(a / b for a, b in zip(before, after, strict=True))
+
+
+def _rounding() -> list[type[Change]]:
+    """Changes that round weights, in their order in a recipe."""
+    return [kind for kind in sorted(kinds(), key=lambda kind: kind.order) if kind.freezes]
 
 
 def share_kept(metric: str, before: float, after: float) -> float:
@@ -264,18 +269,31 @@ class Lab:
 
     def _speed(self, model: PreTrainedModel, tried: Ready) -> tuple[tuple[type[Change], ...], float]:
         """What rounds weights in a recipe, and how many times as fast as the model rounded alike the recipe is."""
-        every = sorted(kinds(), key=lambda kind: kind.order)
-        rounding = tuple(kind for kind in every if kind.freezes and kind.shows(model) and not kind.shows(self.original))
+        rounding = tuple(kind for kind in _rounding() if kind.shows(model) and not kind.shows(self.original))
         if not rounding:
             return (), self.faster(self.own, tried)
-        if rounding not in self._rounded:
+        beside = self._rounded.setdefault(rounding, Rounded())
+        ready = beside.ready
+        if ready is None:
             name = "-".join([ORIGINAL, *(kind.name() for kind in rounding)])
-            self._rounded[rounding] = Rounded(self._ready(self.made(tuple(kind() for kind in rounding)), name))
-        beside = self._rounded[rounding]
+            ready = beside.ready = self._ready(self.made(tuple(kind() for kind in rounding)), name)
         beside.trials += 1
         if beside.trials.bit_count() == 1:  # 1, 2, 4, 8, ...
-            beside.speeds.append(self.faster(self.own, beside.ready))
-        return rounding, self.faster(beside.ready, tried)
+            beside.speeds.append(self.faster(self.own, ready))
+        return rounding, self.faster(ready, tried)
+
+    def know(self, trial: Trial) -> None:
+        """Take over what a run before has measured: else one that was stopped would time what a whole one does not."""
+        if trial.refused is not None or (trial.steps <= HURDLES[-1] and trial.genes in self._timed):
+            return
+        names = trial.beside.split(" + ")
+        rounding = tuple(kind for kind in _rounding() if kind.name() in names)
+        self._timed[trial.genes] = rounding, trial.speed / trial.rounded
+        if rounding:
+            beside = self._rounded.setdefault(rounding, Rounded())
+            beside.trials += 1
+            if beside.trials.bit_count() == 1:
+                beside.speeds.append(trial.rounded)
 
     @cached_property
     def own(self) -> Ready:

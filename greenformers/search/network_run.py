@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -34,12 +34,12 @@ STRATEGIES = ("evolution", "random", "one-shot")
 RUNGS = (9, 3, 1)
 """Parts of the steps of the settings that networks are trained for, before and behind each hurdle."""
 
-TRYING = 0.6
-"""Share of the time after which no new network is tried."""
-
 TOP, AGAIN = 3, 1
 """The best networks, which are trained with so many other seeds before one is chosen: of many the best by one
 training looks better than it is."""
+
+AFTER = (TOP + 1) * AGAIN + 2
+"""Full trainings behind the search: the best and the network of the settings with other seeds, and the runs of two."""
 
 BASE, BEST = "base", "best"
 """Folders of the runs of the network of the settings and of the best one."""
@@ -157,6 +157,9 @@ def _searched(hurdles: Hurdles, out: Path, job: NetworkJob, same: object, others
             f"minutes must be at least {least:.1f} for a network that takes {RUNGS[0] * first.seconds:.0f} s to train, "
             f"got {job.minutes:g}"
         )
+    full = RUNGS[0] * first.seconds
+    # After this no new network is tried.
+    hurdles.plan = replace(hurdles.plan, seconds=max(2 * full, 60 * job.minutes - AFTER * full))
     hurdles.begin()
     if job.strategy == "one-shot":
         by_one_shot(hurdles, (out / TRIALS).parent)
@@ -167,7 +170,7 @@ def _searched(hurdles: Hurdles, out: Path, job: NetworkJob, same: object, others
 
 def least_minutes(seconds: float) -> float:
     """The least minutes of a search whose first training, for the fewest steps, took so many seconds."""
-    return 2 * RUNGS[0] * seconds / TRYING / 60
+    return (2 + AFTER) * RUNGS[0] * seconds / 60
 
 
 def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
@@ -222,7 +225,7 @@ def _prepared(
             raise ValueError("the strategy one-shot trains one network of all: start it without torchrun")
     least = 2 if base.low_rank_training == "dense_first" else 1
     rungs = tuple(dict.fromkeys(max(least, steps // part) for part in RUNGS))
-    plan = NetworkPlan(job.bound, rungs, TRYING * 60 * job.minutes, base.seed)
+    plan = NetworkPlan(job.bound, rungs, 60 * job.minutes, base.seed)
     trials = Trials(out / TRIALS, others.rank)
     lab = NetworkLab(space, objective, base.seed, job.bound.faster or 1.0, trials.measured_once)
     hurdles = Hurdles(space, lab, plan, Tries(trials, lambda trial: told(hurdles, trial), others=others))

@@ -176,7 +176,7 @@ def with_part(settings: Training, part: str, value: Any) -> Training:
     variant = "+".join([*low, *attention]) or "transformer"
     k = own["k"] if rank_option(variant) is not None and own["k"] != KEPT else None
     option = settings.option if own["attention"] == part_of(settings, "attention") else None
-    rank = settings.rank if own["rank"] is None else own["rank"]
+    rank = type(settings).rank if own["rank"] is None else own["rank"]  # `train` refuses one that nothing has
     way = settings.low_rank_training if low else "adamw"  # other ways are refused where no layer is of low rank
     return replace(settings, variant=variant, rank=rank, k=k, option=option, low_rank_training=way)
 

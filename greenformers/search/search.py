@@ -113,7 +113,7 @@ class Search:
         others: Others | None = None,
     ) -> None:
         self.space, self.lab, self.plan, self.trials = space, lab, plan, trials
-        self._tries = Tries(trials, told, clock, others)
+        self._tries = Tries(trials, told, clock, others, lambda trial: self.lab.know(trial))
         self._rounding = Rounding(space, trials, plan.bound)
         self._steps = Steps(self._rounding, plan.seconds)
         self.notes: list[str] = []

@@ -93,6 +93,8 @@ def ranks(layers: Sequence[Layer], budget: Budget, cost: Cost, multiple: int) ->
     for layer in layers:
         limit = largest(layer.site.m, layer.site.n)
         target = _target_rank(layer, budget)
+        if budget.how == "energy" and limit >= multiple:  # a share that is kept, and no less of it
+            target = -(-target // multiple) * multiple
         layer_ranks.append(None if target > limit else rounded(target, multiple, limit))
     return layer_ranks
 

@@ -32,7 +32,8 @@ def own(model: nn.Module, batch: Batch) -> Tensor:
         if "attention_mask" in batch:
             labels = labels.masked_fill(~batch["attention_mask"].bool(), -100)
         batch = {**batch, "labels": labels}
-    loss = getattr(call(model, batch), "loss", None)
+    out = call(model, batch)
+    loss = getattr(out, "loss", None)
     if loss is None:
         raise ValueError(f"{type(model).__name__} gives no loss on this batch: add labels, or pass a loss")
     # Means are over the tokens of a batch: times their number, so that long batches count as long.
@@ -40,7 +41,15 @@ def own(model: nn.Module, batch: Batch) -> Tensor:
     config = getattr(model, "config", None)
     if type(model).__name__.endswith("ForCTC") and getattr(config, "ctc_loss_reduction", None) == "sum":
         return loss
-    return loss if labels is None else loss * (labels != -100).sum()
+    if labels is None:
+        return loss
+    logits = getattr(out, "logits", None)
+    if loss.dtype in (torch.float16, torch.bfloat16):  # of a sum over a batch three digits would be left
+        loss = loss.float()
+        if logits is not None and logits.shape[:-1] == labels.shape and not labels.is_floating_point():
+            flat = logits.float().flatten(0, -2)
+            return torch.nn.functional.cross_entropy(flat, labels.flatten(), reduction="sum")
+    return loss * (labels != -100).sum()
 
 
 def generates(model: nn.Module) -> bool:
@@ -82,6 +91,7 @@ class Movement:
             given = masks.at(out)
         self.generator.manual_seed(Random(f"{self.seed} {self.number}").getrandbits(32))
         self.number += self.step
+        out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
         v = torch.randn(out.shape, generator=self.generator).to(out)
         mask = next((mask for mask in given.values() if out.dim() > 2 and out.shape[:2] == mask.shape), None)
         return (v * out).sum() if mask is None else (v * out)[mask].sum()
@@ -106,6 +116,8 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
     hidden = getattr(returned, "last_hidden_state", None)
     if hidden is not None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if mask is not None and mask.shape != hidden.shape[:2]:
+            mask = None  # of samples: recordings of a batch are of one length
         return torch.nn.functional.normalize(pool(hidden, mask), dim=-1) if hidden.dim() == 3 else hidden
     parts = returned.values() if isinstance(returned, Mapping) else returned if isinstance(returned, Sequence) else ()
     for part in parts:

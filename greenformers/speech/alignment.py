@@ -95,6 +95,8 @@ def spread(spans: Sequence[Span], levels: Float[Tensor, "T"]) -> list[Span]:
     if not spans:
         return []
     low, high = levels.quantile(torch.tensor([0.1, 0.9], dtype=levels.dtype)).tolist()
+    if len(inside := torch.cat([levels[slice(*span)] for span in spans])):
+        high = max(high, float(inside.quantile(0.9)))  # words may be less than a tenth of the sound
     quiet = levels < low + QUIET * (high - low)
     sounds = [_without_pauses(span, quiet) for span in spans]
     starts, ends = [span.first for span in sounds], [span.last for span in sounds]

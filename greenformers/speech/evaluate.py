@@ -1,7 +1,7 @@
 """Error rates, size and speed of trained recognisers, the columns of tables 4.2 and 4.3 of Cahyawijaya 2021."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,13 @@ def evaluate(
     first = [next(least.parts(waveform)) for waveform, _ in _recordings(sounds, split, min(count, TIMED))]
     times = generation_times({result.name: result.recogniser for result in judged}, first, repeats)
     setting = {"split": split, "recordings": count, "width": search.width, "timed": len(first)}
-    if search.ctc_weight is not None:  # else each run has the share of its training
-        setting["ctc_weight"] = search.ctc_weight
+    # What `cached` keeps changes no transcript; without a share of CTC each run has that of its training.
+    setting |= {
+        entry.name: value for entry in fields(search)
+        if entry.name not in ("width", "cached") and (value := getattr(search, entry.name)) != entry.default
+    }  # fmt: skip
+    if corpus is not None:
+        setting["corpus"] = Path(corpus).name
     if gate:
         setting["gate"] = True
     lengths = torch.tensor([len(text) for text in references])

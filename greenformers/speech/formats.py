@@ -60,7 +60,7 @@ def _tsv(transcripts: Iterable[Transcript]) -> Iterator[str]:
         for segment in transcript.segments:
             row = {"file": str(transcript.path)} | _rounded(segment)
             # A table without quoting, as manifests are; a path may have any white space inside.
-            yield "\t".join(" ".join(str(row[name]).split()) for name in COLUMNS)
+            yield "\t".join("" if row[name] is None else " ".join(str(row[name]).split()) for name in COLUMNS)
 
 
 def _json(transcripts: Iterable[Transcript]) -> Iterator[str]:

@@ -153,7 +153,8 @@ class Recogniser:
                 segment = replace(segment, text="", words=())
             if words and self.gate and bool(loudness(waveform, self.model.config.hop).max() < SILENT):
                 segment = replace(segment, text="", words=())
-            segments.append(segment)
+            whole = segment.text == self._text(best.tokens)
+            segments.append(segment if whole else replace(segment, log_probability=None))
         return segments
 
     def evidence(self, waveforms: Sequence[Tensor]) -> list[tuple[list[str], list[Tensor]]]:

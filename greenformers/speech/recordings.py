@@ -76,9 +76,13 @@ class OnDisk:
         """Read the headers of the first recordings of a split, before the work on them.
 
         Raises:
-            AudioError: One is damaged, or there is no such file.
+            AudioError: One is damaged or too short, or there is no such file.
         """
-        _timed(self.corpus.split(split)[:count])
+        for utterance, time in _timed(self.corpus.split(split)[:count]):
+            if time < audio.SHORTEST_SECONDS:
+                part = f" from {utterance.start:g} s on" if utterance.start else ""
+                shortest = f"{1000 * audio.SHORTEST_SECONDS:g} ms"
+                raise audio.AudioError(f"{utterance.path}: of a recording{part} there must be at least {shortest}")
 
     def texts(self, split: str = "train") -> Iterable[str]:  # noqa: D102
         if split == "train":  # also of those that are left out

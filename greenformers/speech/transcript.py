@@ -29,14 +29,15 @@ class Segment:
         start: Start of the piece in the file, in seconds.
         end: End of the piece, in seconds.
         text: The transcript; empty where nothing is heard.
-        log_probability: Log-probability of the text in nats, with that of its end: `Hypothesis.log_probability`.
+        log_probability: Log-probability of the text in nats, with that of its end: `Hypothesis.log_probability`; None
+            where words were left out of it, as the network has given the rest no probability.
         words: Its words, where they were asked for and the network has a CTC layer to find them with.
     """
 
     start: float
     end: float
     text: str
-    log_probability: float
+    log_probability: float | None
     words: tuple[Word, ...] = ()
 
 

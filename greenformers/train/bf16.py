@@ -4,8 +4,8 @@ On a CPU torch's backward pass of attention takes 14 times as long in bf16 as in
 of 64 x 24 tokens: 58 and 4.2 ms a layer), which is half of a step. With attention in float32, a step of batches of one
 length takes half of its time in float32 on a processor that multiplies matrices in bf16. Batches of many lengths gain
 less: oneDNN compiles such products for each shape, and keeps a thousand of them. Lengths that are multiples of `EIGHTS`
-are few: of 100 steps of healing MiniLM-L6, 4 layers pruned to 0.5, compiling took 7.0 of 38 seconds, and 1.1 so. That was
-on a processor with AMX; where AVX-512 alone multiplies in bf16 (AMD Zen 4), a step takes two thirds of its time.
+are few: of 100 steps of healing MiniLM-L6, 4 layers pruned to 0.5, compiling took 7.0 of 38 seconds, and 1.1 so. That
+was on a processor with AMX; where AVX-512 alone multiplies in bf16 (AMD Zen 4), a step takes two thirds of its time.
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
-_UNFINISHED = ".unfinished-"
+UNFINISHED = ".unfinished-"
+"""Beginning of the names of what is being written."""
 
 
 def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> Path:
@@ -33,7 +34,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
         OSError: The disk is full or not writable; earlier checkpoints are unchanged.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{_UNFINISHED}{step}"
+    unfinished = folder / f"{UNFINISHED}{step}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     fill(unfinished)
@@ -54,7 +55,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], None], keep: int) -> P
 
 def newest(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest whole checkpoint, or None; `report` is called with a message for each newer one that is damaged."""
-    for leftover in folder.glob(f"{_UNFINISHED}*"):
+    for leftover in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover, ignore_errors=True)  # several processes do so
     for checkpoint in _by_step(folder):
         fault = damage(checkpoint)
@@ -105,7 +106,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def replace(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    unfinished = path.with_name(f"{_UNFINISHED}{path.name}")
+    unfinished = path.with_name(f"{UNFINISHED}{path.name}")
     unfinished.write_text(text)
     sync(unfinished)
     unfinished.replace(path)
@@ -123,7 +124,7 @@ def _step_of(checkpoint: Path) -> int:
 def _discard(checkpoint: Path) -> None:
     # Renamed first: a run that is killed halfway through the removal must not leave a damaged checkpoint.
     if checkpoint.exists():
-        rubbish = checkpoint.with_name(f"{_UNFINISHED}old-{checkpoint.name}")
+        rubbish = checkpoint.with_name(f"{UNFINISHED}old-{checkpoint.name}")
         shutil.rmtree(rubbish, ignore_errors=True)
         checkpoint.rename(rubbish)
         shutil.rmtree(rubbish)

@@ -36,7 +36,8 @@ def classifier_from(model: PreTrainedModel, classes: int) -> PreTrainedModel:
         classes: Number of classes, at least 2.
 
     Raises:
-        ValueError: The classifier has fewer classes, or there is no classifier on this kind of model.
+        ValueError: The classifier has fewer classes, there is no classifier on this kind of model, or the encoder is
+            not as its class builds it.
     """
     labels = int(model.config.num_labels or 0)
     if type(model).__name__.endswith("ForSequenceClassification"):
@@ -51,6 +52,11 @@ def classifier_from(model: PreTrainedModel, classes: int) -> PreTrainedModel:
         raise ValueError(f"there is no classifier of sequences on a {type(model).__name__}") from error
     weights = getattr(model, model.base_model_prefix, model).state_dict()
     # What a head needs and an encoder may lack, such as a pooler, is new.
+    own = {name: weight.shape for name, weight in new.base_model.state_dict().items()}
+    there = {name: weight.shape for name, weight in weights.items()}
+    differ = [name for name in {**own, **there} if own.get(name) != there.get(name) and not name.startswith("pool")]
+    if differ:
+        raise ValueError(f"the encoder must be as its class builds it, and {differ[0]} is not: was it compressed?")
     new.base_model.load_state_dict(weights, strict=False)
     return new
 

@@ -106,11 +106,13 @@ def ensure(folder: Path, settings: Training, console: Console) -> dict[str, floa
     """
     if not (folder / SETTINGS).exists():
         outcome = start(folder, settings, console)
-    elif settings_of(folder, type(settings)) != settings:
-        raise ValueError(f"{folder.name} holds a run with other settings than these")
+    elif differs := settings.differs(settings_of(folder, type(settings))):
+        raise ValueError(f"{folder.name} holds a run with other settings than these: {', '.join(differs)}")
     elif (folder / SCORES).exists():
         return json.loads((folder / SCORES).read_text())
     else:
+        if first_process():
+            settings.write(folder / SETTINGS)  # with the places of now
         outcome = resume(folder, console, type(settings))
     if outcome.history.stopped is not None:
         raise Stopped(outcome.history.stopped)

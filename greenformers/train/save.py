@@ -6,17 +6,17 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from greenformers.train.checkpoint import sync
+from greenformers.train.checkpoint import UNFINISHED, sync
 
 
 def check_new(folder: Path) -> None:
     """Check that a folder can be made, before the work whose result it is for.
 
     Raises:
-        ValueError: The folder exists and is not empty.
+        ValueError: The folder exists and is not empty; what a killed process was writing into it does not count.
         OSError: The folder above it cannot be written to.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not (folder.is_dir() and all(path.name.startswith(UNFINISHED) for path in folder.iterdir())):
         raise ValueError(
             f"out must be a new or empty folder, got {str(folder)!r}, which is neither; what was stopped goes on with "
             "--resume"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
@@ -29,6 +29,9 @@ def setting(default: Any, about: str) -> Any:
 @dataclass(frozen=True)
 class Training:
     """Settings that all training runs have: the network and its training. The help text of each documents it."""
+
+    places: ClassVar[tuple[str, ...]] = ()
+    """Settings that name folders within that of the run's work, which may be moved: a run is the same elsewhere."""
 
     init: str | None = setting(
         None, "Run folder to start from: its tokenizer is used, and all of its weights that fit."
@@ -207,9 +210,15 @@ class Training:
             raise ValueError(f"snapshots must be whole numbers with commas between, got {self.snapshots!r}")
         return sorted(map(int, words))
 
+    def differs(self, other: "Training") -> list[str]:
+        """Names of the settings in which a run differs from another, its places aside."""
+        return [name for name, value in vars(self).items() if name not in self.places and vars(other)[name] != value]
+
     def write(self, path: Path) -> None:
-        """Write all settings as JSON, which `read` reads."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        """Write all settings as JSON, which `read` reads; whole or not at all."""
+        from greenformers.train.checkpoint import replace
+
+        replace(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def task(self) -> "Task":
         """The task of the run: its objective, tokenizer and network.
@@ -273,7 +282,7 @@ class Training:
                 raise ValueError(f"share must be left out with depth, got {self.share!r} and {self.depth!r}")
             sizes |= {"depth": "shared", "shared": self.share}
         if self.depth is not None:
-            sizes |= {"depth": self.depth, "depth_options": self.depth_option}
+            sizes |= self._depth(self.depth)
         elif self.depth_option:
             raise ValueError(f"depth_option is for a depth, got {', '.join(self.depth_option)}")
         if self.decoder_layers is not None:
@@ -285,6 +294,22 @@ class Training:
             options={attention: options} if options else None,
             narrow=True,
         )
+
+    def _depth(self, kind: str) -> dict[str, Any]:
+        """Arguments of the configuration for a kind of depth.
+
+        Raises:
+            ValueError: It does not take an option.
+        """
+        from greenformers._registry import check_options
+        from greenformers.depth import depth_class, names
+
+        if kind in names():  # of others the configuration tells what is wrong
+            try:
+                check_options(kind, depth_class(kind), self.depth_option or {})
+            except TypeError as error:
+                raise ValueError(f"depth_option: {error}") from None
+        return {"depth": kind, "depth_options": self.depth_option}
 
     def _feed_forward(self, kind: str) -> dict[str, Any]:
         """Arguments of the configuration for a kind of feed-forward block.
@@ -356,6 +381,9 @@ class Settings(Training):
                 raise ValueError(f"decoder_layers is for seq2seq, the data are images; got {self.decoder_layers}")
             if self.vocabulary is not None:
                 raise ValueError(f"vocabulary is of texts, the data are images; got {self.vocabulary}")
+            for name in ("tokenizer", "length"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ValueError(f"{name} is of texts, the data are images; got {getattr(self, name)}")
             return Task(ImageClassification(data), None, self.start())
         if self.init is not None:
             if self.vocabulary is not None:

@@ -193,7 +193,7 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
         if name not in own:
             raise ValueError(f"init must be a network of the same slots as this one: it alone has {name}")
     config = model.config.to_dict()
-    for name in ("num_attention_heads", "residual", "position"):  # which no shape of a weight tells
+    for name in ("num_attention_heads", "residual", "position", "depth", "shared"):  # which no shape of a weight tells
         if name in described and described[name] != config.get(name):
             difference = f"its {name} is {described[name]}, that of this one {config.get(name)}"
             raise ValueError(f"init must be a network of the same slots as this one: {difference}")

@@ -64,7 +64,8 @@ def test_a_name_with_options_turns_and_a_position() -> None:
     ("name", "said"),
     [("linformr", "variant must be one of"), ("linformer:k", "must be NAME=VALUE"),
      ("linformer:window=3", "options of linformer must be of"), ("star/linformer", "only attentions can take turns"),
-     ("transformer:window=3", "takes no option but position")],
+     ("transformer:window=3", "takes no option but position"), ("narrow", "variant must be one of"),
+     ("narrow:position=rotary", "variant must be one of"), ("narrow/linformer", "variant must be one of")],
 )  # fmt: skip
 def test_wrong_names_are_refused(name: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -98,3 +98,20 @@ def test_routing_counts_all_vectors_in_bfloat16():
 def test_causal_sinkhorn_sums_many_keys_of_float16():
     module, x = build("sinkhorn", Shape(1, 4, 16384, causal=True), noise=False).eval(), torch.randn(1, 1, 16384, 4) + 8
     assert module.half()(*[x.half()] * 3).isfinite().all()
+
+
+@pytest.mark.parametrize(("causal", "sort"), [(True, "network"), (False, "products")])
+def test_sinkhorn_sums_many_keys_under_autocast_to_float16(causal, sort):
+    module = build("sinkhorn", Shape(1, 4, 16384, causal=causal), noise=False, sort=sort).eval()
+    x = torch.randn(1, 1, 16384, 4) + 8
+    with torch.autocast("cpu", torch.float16):
+        assert module(x, x, x).isfinite().all()
+
+
+@each_kind_form
+def test_a_batch_of_nothing_gives_nothing(row, causal):
+    """As the layers of a network do, whose texts all have ended."""
+    tensors = [x.requires_grad_() for x in draw(11, 11, batch=0, dtype=torch.float32)]
+    out = row.build(causal=causal)(*tensors)
+    assert out.shape == tensors[0].shape
+    out.sum().backward()

@@ -298,8 +298,10 @@ def test_causal_models_are_healed_with_blocks() -> None:
     healing = Heal(2, batch_size=8)
     recipe = [LowRank(keep=0.5, solver="svd"), healing]
     greenformers.compress(model, recipe, texts=sentences(60), tokenizer=words, length=16)
-    with pytest.raises(ValueError, match="one block of 400"):
-        greenformers.compress(model, healing, texts=sentences(6), tokenizer=words, length=400)
+    with pytest.raises(ValueError, match="one block of 40"):
+        greenformers.compress(model, healing, texts=sentences(3), tokenizer=words, length=40)
+    with pytest.raises(ValueError, match="length must be at most 40, the longest input of the model, got 41"):
+        greenformers.compress(model, healing, texts=sentences(60), tokenizer=words, length=41)
 
 
 def test_what_is_said_of_each_part() -> None:

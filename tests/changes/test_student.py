@@ -2,12 +2,21 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_heal import network, rows
 from torch import Tensor
-from transformers import BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
+    BertForSequenceClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)  # fmt: skip
 
 from greenformers.changes import Given, Heal
 from greenformers.changes._distillation import Distillation, attending
@@ -53,6 +62,51 @@ def test_an_encoder_of_half_of_the_layers_learns_no_states() -> None:
                           (2, {"embeddings", "similarities"}), (1, {"embeddings", "similarities"})):  # fmt: skip
         assert set(Student(student(num_hidden_layers=layers), original, None, 1.0).weights) == parts
     assert Student(student(num_hidden_layers=1), original, {"hidden": 1.0}, 1.0).weights == {"hidden": 1.0}
+    # But a map of layers is of states.
+    mapped = Student(student(num_hidden_layers=2), original, None, 1.0, layer_map=(0, 2, 4))
+    assert set(mapped.weights) == {"hidden", "embeddings"}
+    for weights, layers, message in (({}, (0, 9, 9), "layer_map must name a layer"),
+                                     ({"embeddings": 1.0}, (0, 2, 4), "a layer map is of hidden states")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            Heal(2, batch_size=8, weights=weights, layer_map=layers).check(
+                student(num_hidden_layers=2), [], Given(training=rows(original), teacher=original)
+            )
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_labels": 1}, {"num_labels": 3, "problem_type": "multi_label_classification"},
+                {"num_labels": 2, "problem_type": "regression"}],
+)  # fmt: skip
+def test_scores_that_are_no_classes_are_learned_too(options: dict[str, Any]) -> None:
+    original = network(BertForSequenceClassification, **options)
+    small = copy.deepcopy(original)
+    given = batch(original)
+    learner = Student(small, original, {"logits": 1.0}, 2.0).eval()
+    assert learner(**given)["loss"].item() == pytest.approx(0, abs=1e-6)
+    with torch.no_grad():
+        small.classifier.bias.add_(1)  # of all labels alike
+    loss = learner(**given)["loss"]
+    loss.backward()
+    assert loss.item() > 1e-3
+    assert small.classifier.weight.grad.abs().max() > 1e-4
+
+
+def test_padding_counts_in_no_states_of_a_classifier_with_a_decoder() -> None:
+    config = BartConfig(
+        vocab_size=50, d_model=12, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, num_labels=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=40,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    original = BartForSequenceClassification(config).eval()
+    small = copy.deepcopy(original)
+    with torch.no_grad():
+        for parameter in small.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ids = torch.tensor([[0, 5, 6, 7, 8, 2], [0, 9, 4, 2, 1, 1]])
+    given = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    longer = {name: F.pad(x, (0, 3), value=int(name == "input_ids")) for name, x in given.items()}
+    distances = [value(small, original, "hidden", each) for each in (given, longer)]
+    assert distances[0] == pytest.approx(distances[1], rel=1e-5)
 
 
 def test_in_bf16_texts_are_as_long_as_a_multiple_of_eight_and_no_longer_than_the_longest() -> None:

@@ -111,9 +111,10 @@ def test_a_narrower_student_and_other_parts_need_what_is_not_there_yet(tmp_path:
     assert log[-1] < log[0]
 
 
-def test_what_was_stopped_goes_on(tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("every", "noted"), [(1, 3), (50, None)])
+def test_what_was_stopped_goes_on(tmp_path: Path, monkeypatch: Patch, every: int, noted: int | None) -> None:
     small, original = pair()
-    monkeypatch.setattr(_teacher_cache, "EVERY", 1)
+    monkeypatch.setattr(_teacher_cache, "EVERY", every)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     examples = Distillation(rows(original))
     student = Student(small, original, None, 2.0)
@@ -126,10 +127,10 @@ def test_what_was_stopped_goes_on(tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(KeyboardInterrupt):
         examples.remember(student, parts, stop)
     done = json.loads((parts / INDEX).read_text())["done"]
-    assert set(done.values()) == {3}
+    assert set(done.values()) == (set() if noted is None else {noted})
     sizes = counted(original)
     examples.remember(student, parts, lambda _: None)
-    assert sum(sizes) == 1 + 2 * 16
+    assert sum(sizes) == 1 + (2 if noted else 5) * 16
     for file in whole.iterdir():
         assert file.read_bytes() == (parts / file.name).read_bytes(), file.name
 

@@ -120,7 +120,9 @@ def test_what_fails_is_told_and_the_grid_goes_on(out: Path, monkeypatch: Patch, 
     shown = capsys.readouterr().out
     assert "not done: listops, linformer, seed 0: OutOfMemory" in shown
     assert "listops, linformer, seed 1: " in shown
-    assert "Parts that could not be done" in (out / "report/index.html").read_text()
+    page = (out / "report/index.html").read_text()
+    assert "Parts that could not be done" in page
+    assert page.count(", 1 of 2 seeds)") == 1, "the mean of fewer seeds says so"
     assert run(monkeypatch, *words) == 1, "it stays so"
     results = out.parent / "results.jsonl"
     assert run(monkeypatch, *words, "--retry", "--results", str(results)) == 0
@@ -153,6 +155,10 @@ def test_cells_with_other_settings_are_not_mixed(out: Path, monkeypatch: Patch, 
     words = (*WORDS, *PLAIN, "--variants", "transformer", "--seeds", "1", "--out", str(out))
     assert run(monkeypatch, *words) == 0
     capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.chdir(out.parent)
+        assert run(patch, *words[:-1], out.name, "--list") == 0, "the same grid by another spelling of its folder"
+    assert "0 of " in capsys.readouterr().out
     assert "holds listops, transformer, seed 0 with batch 4, now 5" in refused(
         monkeypatch, capsys, *words, "--batch", "5"
     )

@@ -108,6 +108,17 @@ def test_a_model_with_fewer_classes(
     assert said.endswith("the labels must be in 0..1, the classes of the model, got 2")
 
 
+def test_an_encoder_with_another_attention_gives_no_classifier(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swapped = f"--attention sliding_window --attention-option window=2 --out {tmp_path / 'swapped'}"
+    assert run(monkeypatch, *f"compress {home / 'bert'} {swapped}".split()) == 0
+    capsys.readouterr()
+    words = f"cleanse {tmp_path / 'swapped'} --texts {home / 'train.tsv'} --out {tmp_path / 'out.tsv'}"
+    said = refused(monkeypatch, capsys, *words.split())
+    assert said.endswith("model must be a classifier, or an encoder before compression; got one after attention")
+
+
 def test_the_help_names_every_score() -> None:
     from greenformers.cli.cleanse import cleanse
 

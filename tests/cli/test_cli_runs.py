@@ -180,12 +180,16 @@ def test_a_summariser_from_flags_to_scores(
     message = "target_length is for seq2seq, the data are images; got 9"
     words = ["--data", "digits", "--target-length", "9", "--out", str(tmp_path / "other")]
     assert message in refused(monkeypatch, capsys, "train", *words)
+    for name, value in (("length", "9"), ("tokenizer", "bytes")):
+        words = ["--data", "digits", f"--{name}", value, "--out", str(tmp_path / "other")]
+        said = f"{name} is of texts, the data are images; got {value}"
+        assert said in refused(monkeypatch, capsys, "train", *words)
 
 
 def test_options_of_an_attention_are_name_and_value(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = ["train", *SMALL, "--variant", "linformer", "--option", "sharing=layerwise", "--option"]
+    words = ["train", *SMALL[:-2], "--variant", "linformer", "--option", "sharing=layerwise", "--option"]
     assert run(monkeypatch, *words, "k=5", "--out", str(tmp_path / "run")) == 0
     stored = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert stored["attention_options"] == {"k": 5, "sharing": "layerwise"}
@@ -197,6 +201,25 @@ def test_options_of_an_attention_are_name_and_value(
     ):
         assert message in refused(monkeypatch, capsys, *words, option, "--out", str(tmp_path / "other"))
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_rank_is_for_low_rank_layers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config, out = tmp_path / "tiny.json", tmp_path / "run"
+    low_rank = {"steps": 1, "limit": 20, "batch": 10, "hidden": 8, "heads": 2, "layers": 1, "variant": "lrt", "rank": 2}
+    config.write_text(json.dumps(low_rank | {"variant": "linformer"}))
+    said = "greenformers: rank is for lrt, the variant is 'linformer'; got 2"
+    assert refused(monkeypatch, capsys, "train", str(config), "--out", str(out)) == said
+    config.write_text(json.dumps(low_rank))
+    words = ["train", str(config), "--variant", "transformer", "--out", str(out)]
+    said = "greenformers: rank is for lrt, the variant is 'transformer'; got 3"
+    assert refused(monkeypatch, capsys, *words, "--rank", "3") == said
+    assert not out.exists()
+    assert run(monkeypatch, *words) == 0  # the dense network beside that of the file
+    words = ["train", "--init", str(out), "--tokenizer", "bytes", "--out", str(tmp_path / "other")]
+    said = f"greenformers: tokenizer is that of the run in init, {out}; got bytes"
+    assert refused(monkeypatch, capsys, *words) == said
 
 
 def test_a_resumed_run_keeps_its_settings(

@@ -13,6 +13,7 @@ from command_line import run
 from genome.training import NETWORK, SECRET, refusal, shown, state, stopped, told, weights
 from safetensors.torch import load
 
+from greenformers.genome.people import People
 from greenformers.genome.settings import Finetuning
 from greenformers.measure import record
 from greenformers.measure.record import Record, append, read
@@ -165,7 +166,20 @@ def test_a_study_that_has_ended_only_reads(monkeypatch, there):
     assert len({one.context["time"] for one in read(there / "ended.jsonl")}) == 1
     (there / "ended.jsonl").unlink()
     other = refusal(there, f"{AROUND} --out ended --resume --feed-forward 8")
-    assert other == "split0 holds a run with other settings than these"
+    assert other.startswith("split0 holds a run with other settings than these: ")
+
+
+@pytest.mark.usefixtures("around")
+def test_known_variants_may_be_around_the_gene(there):
+    for point in ("plus0", "plus10"):
+        shutil.copytree(there / "around" / point, there / "outside" / point)
+    places = [place for place, _ in People.load(there / "people.tsv", "19:321-350").counts()[1]]
+    outside = next(place for place in places if not 331 <= place <= 340)
+    words = f"{GENE} --margins 10,0 --known {outside} --out outside --resume --results outside.jsonl"
+    shown(there, words)
+    known = [one for one in read(there / "outside.jsonl") if one.variant == MODELS[0]]
+    assert {one.setting["margin"] for one in known} == {10}
+    (there / "outside.jsonl").unlink()
 
 
 # Pre-training.

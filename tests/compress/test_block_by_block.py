@@ -23,7 +23,7 @@ from greenformers._torch import leaves
 from greenformers.changes import Bits, Change, Exits, Heads, Int8, LowRank, Neurons, Prune, Shrink, Sparse
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
-from greenformers.compress import block_walk, states
+from greenformers.compress import block_memory, block_walk, states
 from greenformers.compress.block_by_block import compress_block_by_block
 from greenformers.compress.block_walk import Walk
 from greenformers.compress.block_work import Work
@@ -218,7 +218,7 @@ def test_nothing_that_grows_with_the_texts_is_held(
 
 
 def killed_at(place: str, model: Path, out: Path) -> None:
-    """Compress in a process that kills itself between two blocks, or within one."""
+    """Compress in a process that kills itself between two blocks, within one, or where the result is put together."""
 
     def last(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -236,12 +236,14 @@ def killed_at(place: str, model: Path, out: Path) -> None:
 
     if place == "between":
         Work.keep = after  # type: ignore[method-assign, assignment]
+    elif place == "at the end":
+        Walk.try_again = last  # type: ignore[method-assign]
     else:
         Walk._pass = within  # type: ignore[method-assign, assignment]
     compress_block_by_block(model, out, [SEQUENTIAL, Int8()], BATCHES)
 
 
-@pytest.mark.parametrize("place", ["between", "within"])
+@pytest.mark.parametrize("place", ["between", "within", "at the end"])
 def test_killed_it_goes_on_to_the_same_bits(
     models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -253,14 +255,14 @@ def test_killed_it_goes_on_to_the_same_bits(
     assert running.exitcode == -signal.SIGKILL
     (unfinished,) = tmp_path.glob("parts.unfinished-*")
     assert (unfinished / "block-0.json").is_file()
-    assert not (unfinished / "block-1.json").is_file()
+    assert (unfinished / "block-1.json").is_file() == (place == "at the end")
     assert not parts.exists()
     with pytest.raises(FileExistsError, match="holds unfinished work of another recipe, or on other weights or texts"):
         compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES[:1])
     kept, keep = [], Work.keep
     monkeypatch.setattr(Work, "keep", lambda work, number, *given: (kept.append(number), keep(work, number, *given))[1])
     compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES)
-    assert kept == [1, None]  # the first block was not done again
+    assert kept == ([] if place == "at the end" else [1, None])  # the first block was not done again
     for file in sorted(whole.glob("*.safetensors")):
         ours, theirs = load_file(parts / file.name), load_file(file)
         assert ours.keys() == theirs.keys()
@@ -282,6 +284,7 @@ def test_killed_it_goes_on_to_the_same_bits(
         ([SEQUENTIAL.but(select=("*.nothing",))], "the selection '\\*.nothing' matches none of the"),
         ([Sparse(select=("*.query", "*.kye"))], "the selection '\\*.kye' matches none of the"),
         ([Int8(), SEQUENTIAL], "low_rank cannot follow int8, which leaves rounded weights"),
+        ([LowRank(rank=10**6, solver="activation")], "no weight became low rank: within the budget"),
     ],
 )
 def test_what_looks_at_the_whole_is_refused(
@@ -349,17 +352,25 @@ def test_the_command(
     assert "no change of the recipe needs such texts" in refused(
         monkeypatch, capsys, *alone, "--out", str(tmp_path / "more")
     )
+    healed = ["compress", str(models["bert"]), "--keep", "0.5", "--solver", "svd", "--heal", "4", "--heal-batch", "2"]
+    healed += ["--from-disk", "--calibrate", str(texts), "--length", "12"]
+    assert "--texts is of no use beside --calibrate" in refused(
+        monkeypatch, capsys, *healed, "--texts", str(texts), "--out", str(tmp_path / "more")
+    )
+    assert run(monkeypatch, *healed, "--out", str(tmp_path / "healed")) == 0
 
 
 def summary_of(model: Path, out: Path, there: Any) -> None:
-    batches = [{"input_ids": torch.arange(128).remainder(60).expand(8, -1)}]
+    # Less room than is left for statistics: all blocks at once would not fit into it.
+    block_memory.STATISTICS = block_walk.STATISTICS = 2**22
+    batches = [{"input_ids": torch.arange(32).remainder(60).expand(8, -1)}]
     there.send(compress_block_by_block(model, out, [Sparse(by="wanda")], batches).summary()[0])
 
 
 def test_memory_stays_within_what_was_stated(tmp_path: Path) -> None:
     """In a fork of this process, whose peak begins with what it holds: that of a process is of its whole life."""
     config = transformers.LlamaConfig(
-        vocab_size=60, hidden_size=384, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=6,
+        vocab_size=60, hidden_size=384, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=6,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
     context = multiprocessing.get_context("fork")

@@ -135,6 +135,7 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
         ([HALF.but(only_if_faster=True)], "from disk nothing is measured: only_if_faster is not available"),
         ([HALF.but(select=("*.nothing",))], "matches none of"),
         ([Bits()], "from disk there are no inputs to look at, which 4 bits needs: choose a way by weights alone"),
+        ([LowRank(rank=10**6)], "no weight became low rank: within the budget"),
         ([Int8()], "from disk, a recipe must be one change that .*; got int8"),
         ([HALF, HALF], "from disk, a recipe must be one change .*; got low_rank, low_rank"),
         ([], "from disk, a recipe must be one change"),

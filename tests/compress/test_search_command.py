@@ -228,7 +228,8 @@ def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, 
     steps, healing = [], Heal.apply
     # A call that was stopped as it took over the steps goes on.
     model = str(home / "BertModel")
-    about = [model, [as_dict(change) for change in recipe], asdict(job)]
+    work = {name: value for name, value in asdict(job).items() if name not in ("measure", "country")}
+    about = [model, [as_dict(change) for change in recipe], work]
     own = Unfinished.of(tmp_path / "again", about, files_of(model, job))
     own.begin(tmp_path / "first", first[:1])
     monkeypatch.setattr(Heal, "apply", lambda own, *given: (steps.append(own.steps), healing(own, *given))[1])

@@ -284,6 +284,20 @@ def test_mixed_training_copies_states_above_random_exits():
     assert all(parameter.grad is not None for parameter in model.decoder.layers.parameters())
 
 
+def test_losses_of_experts_weigh_the_same_for_any_number_of_paths(monkeypatch):
+    losses, ids = [], tokens()
+    monkeypatch.setattr(torch, "randint", lambda high, size, **_: torch.full(size, high - 1))
+    for paths in (1, 4):
+        torch.manual_seed(0)
+        options = {"train": "mixed", "paths": paths}
+        model = GreenformerForCausalLM(
+            config(num_hidden_layers=2, feed_forward="switch", hidden_dropout_prob=0.0, depth_options=options)
+        ).train()
+        model.decoder.register_forward_hook(lambda *given: losses.append(given[-1].auxiliary_loss))
+        model(ids)
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 @pytest.mark.parametrize(("kind", "halting"), CASES)
 def test_saved_and_reloaded(kind, halting, tmp_path):
     model = network(kind, halting)

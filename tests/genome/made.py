@@ -97,6 +97,7 @@ def vcf(
     contig: str = "19",
     index: bool = True,
     infos: Sequence[str] = (),
+    others: Sequence[str] = (),
 ) -> Path:
     """Write .vcf, .vcf.gz or .bcf.
 
@@ -107,12 +108,13 @@ def vcf(
         contig: of the records.
         index: whether one is made, where there can be one.
         infos: INFO of each record, where there are any.
+        others: further contigs that the header names.
     """
     import pysam
 
     header = [
         "##fileformat=VCFv4.3",
-        f"##contig=<ID={contig},length=1000000>",
+        *(f"##contig=<ID={name},length=1000000>" for name in (contig, *others)),
         '##FORMAT=<ID=GT,Number=1,Type=String,Description="Genotype">',
         *(f'##INFO=<ID={name},Number={number},Type=Integer,Description="Span">' for name, number in _SPANS if infos),
         "\t".join(

@@ -152,6 +152,26 @@ def test_equal_lengths_by_chance_are_not_an_alignment(tmp_path):
         list(assemblies.read(path, reference, Region("19", 0, 300), ["ann"], aligned=True))
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (LONG[::-1].translate(str.maketrans("ACGT", "TGCA")), "is on the other strand, though it is not aligned"),
+        (bases(300, 4), "has none of the bases of 19:1-300, though it is not aligned and taken whole"),
+        (LONG[:100] + LONG[150:], None),
+    ],
+    ids=["the other strand", "another gene", "a deletion"],
+)
+def test_whole_sequences_are_of_the_region(tmp_path, other, message):
+    path = written(tmp_path / "a.fa", {"ann#1#c1": LONG, "ann#2#c2": other})
+    reference, region = Reference(written(tmp_path / "ref.fa", {"19": LONG})), Region("19", 0, 300)
+    if message is None:
+        ((_, both),) = assemblies.read(path, reference, region, ["ann"], aligned=False)
+        assert [one.sequence() for one in both] == [LONG, other]
+    else:
+        with pytest.raises(GenomeError, match=rf"a\.fa: sequence ann#2#c2 {message}"):
+            list(assemblies.read(path, reference, region, ["ann"], aligned=False))
+
+
 def test_nobody_has_two(tmp_path):
     with pytest.raises(GenomeError, match=r"a\.fa: has no sample with two haplotypes, of 2$"):
         people(written(tmp_path / "a.fa", {"ann#1#c": "ACGT", "bob#1#c": "ACGT"}))

@@ -1,5 +1,6 @@
 """Whose genomes are in which files, and what no selection can be: as the command says it, so does the library."""
 
+import gzip
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from greenformers.genome.encode import Source
 from greenformers.genome.files import INDEXES, GenomeError, make_indexes
 from greenformers.genome.selection import Selection
 
-pytest.importorskip("pysam", reason="the genome extra is not installed")
+pysam = pytest.importorskip("pysam", reason="the genome extra is not installed")
 
 SEQUENCE = bases(60, 5)
 
@@ -117,13 +118,21 @@ def test_reads_of_several_people() -> None:
 
 def test_missing_indexes_are_made() -> None:
     fasta(Path("ref.fa"), **{"19": SEQUENCE})
+    pysam.tabix_compress("ref.fa", "packed.fa.gz")
+    Path("other.fa.gz").write_bytes(gzip.compress(Path("ref.fa").read_bytes()))
     variants(Path("a.vcf"), "ann")
-    paths = [variants(Path("b.vcf.gz"), "bob"), Path("a.vcf"), Path("ref.fa")]
+    paths = [
+        variants(Path("b.vcf.gz"), "bob"),
+        Path("a.vcf"),
+        Path("ref.fa"),
+        Path("packed.fa.gz"),
+        Path("other.fa.gz"),
+    ]
     for path in paths:
         for kind, endings in INDEXES.items():
             for ending in endings if path.name.endswith(kind) else ():
                 path.with_name(path.name + ending).unlink(missing_ok=True)
-    assert list(make_indexes(paths)) == [Path("b.vcf.gz.tbi"), Path("ref.fa.fai")]
+    assert list(make_indexes(paths)) == [Path("b.vcf.gz.tbi"), Path("ref.fa.fai"), Path("packed.fa.gz.fai")]
     assert all(path.is_file() for path in (Path("b.vcf.gz.tbi"), Path("ref.fa.fai")))
     assert list(make_indexes(paths)) == []
     Path("x.vcf.gz").write_bytes(b"x")

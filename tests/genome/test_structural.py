@@ -345,6 +345,22 @@ INFOS = ["END=9;SVLEN=-4", ".", "."]
 PEOPLE = ["ann", "bob", "cid"]
 
 
+def test_what_failed_a_filter_and_who_has_no_record_is_told(tmp_path, reference):
+    failed = vcf(tmp_path / "failed.vcf", [(4, "T", "G", "0|1"), (6, "C", "G", "0|1"), (12, "T", "C", "0|0")])
+    text = failed.read_text().replace("##FORMAT", '##FILTER=<ID=q10,Description="Low">\n##FORMAT', 1)
+    for place in (4, 12):  # nobody has the allele of the last one
+        text = re.sub(rf"(?m)^(19\t{place}\t.*?)\t\.\t\.\t\.\tGT", r"\1\t.\tq10\t.\tGT", text)
+    failed.write_text(text)
+    elsewhere = vcf(tmp_path / "elsewhere.vcf", [(100, "T", "G", "0|1")], ["bob"])
+    tally = Tally()
+    sources = [Source(failed, ("ann",)), Source(elsewhere, ("bob",))]
+    list(encode(sources, Encoding(reference.path, WHOLE, "haplotype"), tmp_path / "out.tsv", tally=tally))
+    assert list(tally.lines()) == [
+        "filters: 1 record did not pass those of the file (FILTER), and counted",
+        "elsewhere.vcf has no record in the region: everybody of it has the bases of the reference there",
+    ]
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_they_are_counted_over_people_and_files(monkeypatch, tmp_path, reference, workers):
     from greenformers.genome import encode as module

@@ -79,6 +79,17 @@ def test_whether_the_first_allele_is_phased(tmp_path, reference, call, expected)
     assert everything(path, reference) == {"ann": expected}
 
 
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("name", ["a.vcf", "a.vcf.gz", "a.bcf"])
+def test_records_of_another_contig_alone(tmp_path, reference, name, index):
+    """The header names the contig, as those of large studies name all of them."""
+    path = vcf(tmp_path / name, RECORDS, PEOPLE, contig="18", others=["19"], index=index)
+    with pytest.raises(GenomeError, match=f"{re.escape(name)}: has no record of contig 19, .* but of others$"):
+        variants.read(path, reference, WHOLE)
+    empty = vcf(tmp_path / f"none-{name}", [], PEOPLE, index=index and name != "a.bcf")
+    assert variants.read(empty, reference, WHOLE).records == 0
+
+
 def test_wrong_files(tmp_path, reference):
     path = vcf(tmp_path / "a.vcf", [(4, "T", "G")], people=())
     with pytest.raises(GenomeError, match=r"a\.vcf: has no genotypes, only sites$"):

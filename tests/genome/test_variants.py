@@ -168,7 +168,10 @@ def test_insertions_on_both_sides_of_a_base(tmp_path, reference):
         # Of one position in two records.
         ([(4, "T", "G", "0|1"), (4, "T", "C", "1|0")], [(4, 1, "C")], [(4, 1, "G")], 0),
         ([(4, "T", "G", "0|1"), (4, "T", "C", "0|1")], [], [(4, 1, "G")], 1),
-        ([(4, "T", "G", "0|1"), (4, "T", "C", "./.")], [(4, 1, "N")], [(4, 1, "G")], 1),
+        ([(4, "T", "G", "0|1"), (4, "T", "C", "./.")], [(4, 1, "N")], [(4, 1, "G")], 0),
+        # A site of two alternatives in two records, each of which calls the other's allele missing.
+        ([(4, "T", "G", "1/."), (4, "T", "C", "./1")], [(4, 1, "G")], [(4, 1, "C")], 0),
+        ([(4, "T", "G", "1|."), (4, "T", "C", ".|1")], [(4, 1, "G")], [(4, 1, "C")], 0),
         # Side by side: the base before an insertion or a deletion is itself another one.
         ([(4, "T", "G", "0|1"), (4, "T", "TCC", "0|1")], [], [(4, 1, "GCC")], 0),
         ([(4, "T", "G", "0|1"), (4, "TA", "T", "0|1")], [], [(4, 2, "G")], 0),

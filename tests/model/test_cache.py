@@ -186,6 +186,19 @@ def test_a_state_is_not_for_a_cache_of_eight_bits():
         network.generate(ids, max_new_tokens=2, cache_implementation="quantized", cache_config={"backend": "fp8"})
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_static_cache_may_have_more_room_than_the_source(masked):
+    network, ids, target = pair(decoder_layers=2), tokens(2, 9), tokens(2, 5)
+    given = {"attention_mask": torch.arange(9) < torch.tensor([[9], [6]])} if masked else {}
+    cache = EncoderDecoderCache(*(StaticCache(config=network.config, max_cache_len=length) for length in (8, 64)))
+    with torch.no_grad():
+        parts = [
+            network(ids, decoder_input_ids=part, past_key_values=cache, use_cache=True, **given).logits
+            for part in target.split([3, 2], 1)
+        ]
+        torch.testing.assert_close(torch.cat(parts, 1), network(ids, decoder_input_ids=target, **given).logits)
+
+
 @pytest.mark.parametrize("source", [17, 5], ids=["shorter than its source", "longer"])
 def test_keys_of_linformer_in_a_static_cache(source):
     network, ids, target = pair("linformer", decoder_layers=2), tokens(2, source), tokens(2, 3)

@@ -102,3 +102,23 @@ def test_what_is_first_wanted_of_transformers_changes_nothing(module):
         "AutoModelForCausalLM._model_mapping[type(AutoConfig.for_model('greenformer'))]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "name"),
+    [
+        (["full", "adaptive_span", "adaptive_span"], None, "p"),
+        (["full", "linformer", "linformer"], [None, *[{"k": 5, "sharing": "layerwise"}] * 2], "E"),
+    ],
+)
+def test_layers_alike_share_wherever_the_first_of_them_is(attention, options, name, tmp_path):
+    model = GreenformerModel(
+        GreenformerConfig(
+            vocab_size=13, hidden_size=8, num_attention_heads=2, intermediate_size=12, num_hidden_layers=3,
+            max_position_embeddings=16, attention=attention, attention_options=options,
+        )
+    )  # fmt: skip
+    model.save_pretrained(tmp_path)
+    for network in (model, GreenformerModel.from_pretrained(tmp_path)):
+        first, second = (layer.attention.mechanism for layer in network.layers[1:])
+        assert getattr(first, name) is getattr(second, name)

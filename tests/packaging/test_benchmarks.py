@@ -742,10 +742,10 @@ def test_trials_of_a_search_are_kept_for_predictions(
 
     monkeypatch.setattr(module, "_prepared", prepared)
     run = parsed(module, "--trials", str(path))
-    again = module.of_trials(run, "MODEL", None, tmp_path).trials
+    again = module.of_trials(run, "MODEL", None, tmp_path, path).trials
     assert [str(trial) for trial in again.seen] == [str(trial) for trial in trials.seen]
     with pytest.raises(SystemExit):
-        module.of_trials(run, "another", None, tmp_path)
+        module.of_trials(run, "another", None, tmp_path, path)
     assert "got [1, 0]: of another model" in capsys.readouterr().err
     for words in (("--trials", str(tmp_path / "missing")), ("--trials", str(path), "--never", "0")):
         with pytest.raises(SystemExit):

@@ -100,6 +100,36 @@ def test_what_rounds_is_timed_beside_the_model_rounded_alike(rounding: Change, t
     assert asked == ["the model as it is", "another"] * 2 + ["another", "the model as it is", "another"]
 
 
+def test_what_a_run_before_has_timed_is_not_timed_again(tmp_path: Path) -> None:
+    model = encoder()
+    reader, texts = Reader.of(model, tokenizer("bert"), 16), Texts("texts", [(text,) for text in sentences(8)])
+    batch = tokenizer("bert")(sentences(8), padding=True, return_tensors="pt")
+    speeds: list[float] = []
+
+    def faster(*_: Ready) -> float:
+        speeds.append(1.5 + len(speeds))
+        return speeds[-1]
+
+    def at_work() -> Lab:
+        return Lab(model, reader, texts, Given(calibration=[batch]), tmp_path, faster=faster)
+
+    def tried(lab: Lab, *rows: tuple[tuple[int, ...], int]) -> list[Trial]:
+        recipes = {1: (Layers(1), Int8()), 2: (Int8(),)}
+        return [lab.trial(genes, steps, lambda g=genes: lab.made(recipes[g[0]])) for genes, steps in rows]
+
+    first, rest = [((1,), 0), ((2,), 0)], [((1,), 100), ((2, 1), 0)]
+    whole = tried(at_work(), *first, *rest)
+    count = len(speeds)
+    assert count == 2 + 2 + 0 + 1
+    goes_on = at_work()
+    for trial in whole[:2]:
+        goes_on.know(trial)
+    del speeds[4:]
+    again = tried(goes_on, *rest)
+    assert len(speeds) == count
+    assert [(t.speed, t.rounded) for t in again] == [pytest.approx((t.speed, t.rounded)) for t in whole[2:]]
+
+
 def test_what_cannot_be_judged_is_refused(tmp_path: Path) -> None:
     model = encoder()
     texts = Texts("texts", [(text,) for text in sentences(8)])

@@ -80,6 +80,12 @@ def test_attention_and_rank_are_the_name_of_a_variant(variant, part, value, then
     assert part_of(settings, part) == value
 
 
+def test_a_network_without_low_rank_layers_names_no_rank():
+    dense = with_part(Settings(variant="lrt", rank=8), "rank", None)
+    assert dense == Settings()
+    assert with_part(dense, "rank", 8) == Settings(variant="lrt", rank=8)
+
+
 def test_what_keeps_nothing_has_no_k():
     settings = with_part(Settings(variant="linformer", k=32), "attention", "full")
     assert settings.k is None

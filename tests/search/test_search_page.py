@@ -217,6 +217,12 @@ def test_upright_lines_are_the_intervals_of_the_front() -> None:
     assert [line.tolist() for line in lines.get_segments()] == [[[2.0, 98.0], [2.0, 99.5]]]
 
 
+def test_what_was_asked_for_is_in_the_picture_though_nothing_keeps_to_it() -> None:
+    far = Trial((0,), 0, 2.0, 0.04, 1.0)
+    drawn = page_of.front_figure({"all": [far]}, [far], far, Bound(lose=0.005), "name", title="", along="", sized="")
+    assert drawn.axes[0].get_ylim()[1] > 99.5
+
+
 def test_a_trial_in_a_line_says_how_far_the_search_is(tmp_path: Path) -> None:
     search = Search(SPACE, KnownLab(), Plan(Bound(lose=0.02), 600.0, True), Trials(tmp_path / "trials.jsonl"))
 

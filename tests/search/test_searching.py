@@ -48,6 +48,9 @@ class KnownLab:
         lost = 0.1 * a**2 + 0.15 * b**2 + 0.3 * c**2 + 0.002 * d + 0.2 * a * b + 0.3 * b * c
         return speed, lost * (1 + min(steps, AT) / 10) ** -0.3 * max(1.0, steps / AT) ** (-0.3 * LATER)
 
+    def know(self, trial):
+        pass
+
     def healed(self, recipe, *parts):
         return (*recipe, *map(Heal, parts))
 
@@ -380,6 +383,8 @@ def test_what_is_of_no_use_without_healing_is_not_tried_where_nothing_is_healed(
 def test_of_two_that_lose_the_same_the_faster_is_best():
     slow, quick = Trial((1,), 0, 1.6, 0.0, 1.0), Trial((2,), 0, 2.4, 0.0, 1.0)
     assert Bound(faster=1.5).nearest([slow, quick]) == quick
+    healed = [replace(quick, steps=steps, lost=lost) for steps, lost in ((0, 0.025), (100, 0.012), (300, 0.02))]
+    assert Bound(lose=0.03).nearest(healed).steps == 100  # one recipe has one speed
     assert Bound(lose=0.0).nearest([replace(trial, lost=0.1) for trial in (slow, quick)]).speed == 2.4
     longer = replace(slow, steps=900)
     assert Bound(faster=1.5).hoped(slow, [replace(longer, speed=2.0)], 0.5) == slow, "a tie is worth no minutes"

@@ -144,6 +144,8 @@ def test_ranks_by_one_layer_at_a_time() -> None:
     assert ranks(Budget(0.5, "uniform"), None) == [16, 8]  # 12 / 8 too
     by_energy = [int((s.cumsum(0) < 0.6 * s.sum()).sum()) + 1 for s in spectra]
     assert ranks(Budget(0.6, "energy")) == by_energy
+    for rank, least in zip(ranks(Budget(0.4, "energy"), 8), ranks(Budget(0.4, "energy")), strict=True):
+        assert rank == -(-least // 8) * 8  # no weight keeps less than was asked for
     assert ranks(Budget(1.5, "stable")) == [round(1.5 * (s.sum() / s[0]).item()) for s in spectra]
     assert ranks(Budget(float("inf"), "stable")) == [None, None]
     # A rank that is named is that rank, unless a multiple is named too; over the limit a map stays dense.

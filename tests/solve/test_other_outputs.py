@@ -251,6 +251,24 @@ def test_probes_do_not_ask_for_outputs_at_the_padding() -> None:
     assert felt[0].grad[0, :4].abs().max() > 0
 
 
+def test_losses_of_half_precision_are_summed_in_float32() -> None:
+    model = network("bart").bfloat16()
+    batch = {"input_ids": torch.randint(5, 50, (8, 40), generator=torch.Generator().manual_seed(0))}
+    batch["labels"] = batch["input_ids"].clone()
+    batch["labels"][0, 30:] = -100
+    kept = batch["labels"] != -100
+    with torch.no_grad():
+        logits = model(**batch).logits.float()
+        expected = torch.nn.functional.cross_entropy(logits[kept], batch["labels"][kept], reduction="sum")
+        torch.testing.assert_close(own(model, batch), expected)
+
+
+def test_a_mask_of_samples_is_none_of_states() -> None:
+    model, batch = network("wav2vec2", "Wav2Vec2Model"), inputs("wav2vec2")
+    batch["attention_mask"] = torch.ones_like(batch["input_values"], dtype=torch.long)
+    assert Movement(0)(model, batch).isfinite()
+
+
 def test_weights_that_are_no_numbers_are_not_pruned_away() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     model[0].weight.data[2, 3] = float("nan")

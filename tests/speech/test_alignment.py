@@ -68,5 +68,8 @@ def test_words_reach_to_the_pauses_around_them():
     assert spread([Span(2, 12), Span(13, 16)], levels)[0] == Span(4, 10)
     assert spread([Span(10, 12), Span(13, 16)], levels)[0] == Span(4, 12)
     assert spread([], levels) == []
+    # Words in less than a tenth of a sound that is silent otherwise.
+    levels = torch.tensor([-100] * 300 + [-20] * 15 + [-100] * 30 + [-20] * 15 + [-100] * 240, dtype=torch.float64)
+    assert spread([Span(304, 310), Span(349, 352)], levels) == [Span(300, 315), Span(345, 360)]
     # A sound without pauses is all word, and spans that meet stay where they do.
     assert spread([Span(2, 3), Span(3, 5)], torch.zeros(9, dtype=torch.float64)) == [Span(0, 3), Span(3, 9)]

@@ -121,6 +121,7 @@ def test_what_is_unsure_is_not_written(recogniser, monkeypatch):
         own = replace(recogniser, calibration=fixed(sure)).sifting(gate=gate, least=least)
         (segment,) = own.segments(pieces, words=True)
         assert segment.text == (plain.text if stays else "")
+        assert segment.log_probability == (plain.log_probability if stays else None)
         assert [word.confidence for word in segment.words] == (
             [pytest.approx(sure)] * len(plain.words) if stays else []
         )

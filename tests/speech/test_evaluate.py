@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from speech.tones import RATE, TEXTS, corpus, digits, finished, settings
 
+from greenformers.data._audio import AudioError
 from greenformers.measure.recognition import bootstrap, bootstrap_difference, edits, scores
 from greenformers.measure.record import Record
 from greenformers.speech import evaluate as module
@@ -77,7 +78,7 @@ def test_every_figure_of_every_run(runs, found):
     for record in records:
         assert record.benchmark == "speech_evaluate"
         assert record.unit == units[record.metric]
-        assert record.setting == {"split": "test", "recordings": 7, "width": 2, "timed": 7}
+        assert record.setting == {"split": "test", "recordings": 7, "width": 2, "timed": 7, "longest": SEARCH.longest}
         assert record.context == {}
     own = by_name(records)
     for run in runs:
@@ -216,12 +217,33 @@ def test_another_corpus_than_that_of_the_training(runs, tmp_path):
         evaluate([of_digits], "test", corpus=str(other), **given)
     pairs = evaluate([of_digits], "test", corpus=str(other), layout="manifest", **given)[1]
     assert [reference for reference, _ in pairs] == ["abc", "d", "ba"]
+    records, _ = evaluate([of_digits], "test", corpus=str(other), layout="manifest", **given)
+    assert {record.setting["corpus"] for record in records} == {"other"}
     file = str(other / "test.jsonl")
     assert evaluate([of_digits], "test", corpus=file, **given)[1] == pairs
     with pytest.raises(ValueError, match=r"^test\.jsonl has no valid split$"):
         evaluate(runs[:1], "valid", corpus=file, **given)
     with pytest.raises(ValueError, match=r"^layout of a file must be manifest, got 'aishell'$"):
         evaluate(runs[:1], "test", corpus=file, layout="aishell", **given)
+
+
+def test_records_of_other_searches_are_told_apart(runs):
+    given = {"limit": 2, "repeats": 1}
+    plain, other = (
+        evaluate(runs[:1], "test", search=replace(SEARCH, **changed), **given)[0][0].setting
+        for changed in ({}, {"gamma": 0.0, "end_threshold": 1.5, "cached": False})
+    )
+    assert other == plain | {"gamma": 0.0, "end_threshold": 1.5}
+
+
+def test_a_recording_that_is_too_short_is_told_of_before_the_work(runs, tmp_path, monkeypatch):
+    other = corpus(tmp_path / "other", test=["abc", "d"])
+    rows = [json.loads(line) for line in (other / "test.jsonl").read_text().splitlines()]
+    rows[1] |= {"start": 0.01, "end": 0.03}
+    (other / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(Recogniser, "segments", lambda *_, **__: pytest.fail("it was heard"))
+    with pytest.raises(AudioError, match=r"test1\.wav: of a recording from 0\.01 s on there must be at least 40 ms$"):
+        evaluate(runs[:1], "test", corpus=str(other), search=SEARCH, repeats=1)
 
 
 def test_the_gate_leaves_out_what_is_silent_where_it_is_asked_for(runs, tmp_path):

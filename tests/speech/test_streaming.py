@@ -98,6 +98,22 @@ def test_a_network_without_ctc_or_an_unlikely_look_ahead_is_refused() -> None:
         Stream(recogniser, 100)
 
 
+def test_the_good_sound_before_a_damage_is_a_chunk(tmp_path) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, np.random.default_rng(0).standard_normal(2**19).clip(-1, 1) * 0.1, RATE)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 20_000] = bytes(20_000)
+    path.write_bytes(data)
+    parts: list[np.ndarray] = []
+    with pytest.raises(AudioError):
+        parts.extend(audio.chunks(path, 7.0)[1])
+    whole: list[np.ndarray] = []
+    with pytest.raises(AudioError):
+        whole.extend(audio.chunks(path, 0.01)[1])
+    assert len(parts) > 1
+    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(whole))
+
+
 def test_chunks_are_all_samples_of_a_file_or_a_pipe(tmp_path) -> None:
     path = sound(tmp_path / "a.wav", "ab cd", channels=2)
     whole, _ = soundfile.read(path)

@@ -175,7 +175,15 @@ def test_the_command(bert: Path, tmp_path: Path, monkeypatch: Patch, capsys: Cap
     assert "encoders are judged by a table with the columns sentence1, sentence2 and score" in refused(
         monkeypatch, capsys, *words, "--evaluate", str(texts)
     )
-    texts.write_text("\n".join(sentences(20)) + "\n")
+    lines = pairs(tmp_path / "own.tsv").read_text().splitlines()[1:]
+    judged = list(dict.fromkeys(sentence for line in lines for sentence in line.split("\t")[:2]))
+    texts.write_text("\n".join([*judged, *sentences(200)]) + "\n")
+    assert run(monkeypatch, *words) == 0
+    assert f"{len(judged):,} texts are those to judge by: left out. " in capsys.readouterr().out.replace("\n", " ")
+    shutil.rmtree(out)
+    texts.write_text("\n".join(judged) + "\n")
+    assert "is one to judge by: give others to learn from" in refused(monkeypatch, capsys, *words)
+    texts.write_text("\n".join([text for text in sentences(100, 7) if text not in judged][:20]) + "\n")
     assert "needs at least 40 texts, got 20" in refused(monkeypatch, capsys, *words)
     assert not out.exists()
 

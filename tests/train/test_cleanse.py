@@ -9,12 +9,16 @@ from torch.testing import assert_close
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from greenformers.data import Examples, Labelled
+from greenformers.lowrank.linear import LED
 from greenformers.measure.label_errors import precision_at, suspicion
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification, GreenformerModel
 from greenformers.train.classification import TextClassification
 from greenformers.train.cleanse import classifier_from, watch, watch_held_out
 from greenformers.train.fit import Schedule
 
+BERT = BertConfig(
+    vocab_size=13, hidden_size=24, num_hidden_layers=1, intermediate_size=20, num_attention_heads=2
+)  # fmt: skip
 SENTENCES = [("to be to be",), ("the mind",), ("to be",), ("the mind the",)] * 6
 
 
@@ -104,12 +108,18 @@ def test_folds_out_of_range(folds: int) -> None:
         watch_held_out(network(data()), data(), characters(), Schedule(), folds)
 
 
+@pytest.mark.parametrize("how", ["factors", "a narrower layer"])
+def test_no_layer_of_an_encoder_that_was_changed_is_drawn_anew(how: str) -> None:
+    encoder = BertModel(BERT)
+    inner = encoder.encoder.layer[0].intermediate
+    inner.dense = LED(24, 20, 4) if how == "factors" else torch.nn.Linear(24, 12)
+    with pytest.raises(ValueError, match=r"as its class builds it, and encoder\.layer\.0\.intermediate\.dense"):
+        classifier_from(encoder, 3)
+
+
 def test_classifiers_from_encoders() -> None:
-    bert = BertConfig(
-        vocab_size=13, hidden_size=24, num_hidden_layers=1, intermediate_size=20, num_attention_heads=2
-    )  # fmt: skip
     ours = GreenformerConfig(**SIZES, vocab_size=13, max_position_embeddings=16)
-    for encoder in (BertModel(bert), BertModel(bert, add_pooling_layer=False), GreenformerModel(ours)):
+    for encoder in (BertModel(BERT), BertModel(BERT, add_pooling_layer=False), GreenformerModel(ours)):
         model = classifier_from(encoder, 3)
         assert model.config.num_labels == 3
         assert type(model).__name__.endswith("ForSequenceClassification")

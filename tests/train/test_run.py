@@ -103,7 +103,7 @@ def test_ensure_starts_once_and_then_reads(tmp_path: Path, monkeypatch: pytest.M
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.setattr(run, "fit", lambda *_, **__: pytest.fail("it trained again"))
     assert run.ensure(folder, settings, QUIET) == scores
-    with pytest.raises(ValueError, match=r"^run holds a run with other settings than these$"):
+    with pytest.raises(ValueError, match=r"^run holds a run with other settings than these: "):
         run.ensure(folder, replace(settings, seed=1), QUIET)
     with pytest.raises(ValueError, match=r"^run has nothing to resume: it ran to its end$"):
         run.resume(folder, QUIET)
@@ -278,6 +278,7 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
             {"heads": 6},
             r"init must be a network of .*: its num_attention_heads is \d, that of this one 6",
         ),
+        ({"share": "all"}, "init must be a network of .*: its depth is stacked, that of this one shared"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             replace(settings, **changed).task().network()

@@ -9,6 +9,7 @@ from tiny import verses
 
 from greenformers import attention
 from greenformers.train.fit import Schedule
+from greenformers.train.save import check_new
 from greenformers.train.settings import Settings, read, value_of
 
 TOML = """
@@ -69,6 +70,22 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, text: str, message: str) -> N
         assert found.startswith(message)
     else:
         assert found == message
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
+    def killed(_path):
+        raise SystemExit(9)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("greenformers.train.checkpoint.sync", killed)
+        with pytest.raises(SystemExit):
+            Settings().write(tmp_path / "run.json")
+    assert not (tmp_path / "run.json").exists()
+    check_new(tmp_path)  # what was being written is in nobody's way
+    Settings().write(tmp_path / "run.json")
+    assert Settings(**read(tmp_path / "run.json")) == Settings()
+    with pytest.raises(ValueError, match="new or empty folder"):
+        check_new(tmp_path)
 
 
 def test_json_must_hold_settings_by_name(tmp_path) -> None:

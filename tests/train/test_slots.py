@@ -65,6 +65,14 @@ def test_a_run_with_experts(tmp_path):
         ({"feed_forward_kind": "switch", "variant": "star"}, "feed_forward must be dense where block is star, .*"),
         ({"share": "all", "depth": "universal"}, "share must be left out with depth, got 'all' and 'universal'"),
         ({"depth_option": {"tau": 0.1}}, "depth_option is for a depth, got tau"),
+        (
+            {"depth": "universal", "depth_option": {"halt": True}},
+            "depth_option: universal has no option .halt., it has .*",
+        ),
+        (
+            {"depth": "universal", "depth_option": {"tau": "high"}},
+            "depth_option: .*: tau must be .*, got 'high'",
+        ),
         ({"depth": "universal", "depth_option": {"tau": -1}}, "tau must be at least 0, got -1"),
         ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
         ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),

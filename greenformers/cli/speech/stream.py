@@ -81,6 +81,10 @@ def stream(
     try:
         for heard in listener.words(chunks):
             print(_line(heard, form), flush=True)
+    except (audio.AudioError, KeyboardInterrupt):
+        for heard in listener.end():  # what was heard before is not lost
+            print(_line(heard, form), flush=True)
+        raise
     finally:
         if listener.seconds:
             pace = listener.time / listener.seconds
