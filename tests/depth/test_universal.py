@@ -284,6 +284,15 @@ def test_positions_that_halted_are_left_out_and_nothing_changes(kind, form, monk
     assert not steps[~mask].any()
 
 
+@torch.no_grad()
+def test_cross_attention_that_counts_its_queries_is_given_all_of_them(monkeypatch):
+    options = {"cross_attention": "synthesizer_random", "cross_attention_options": {"mixed": True}}
+    model, ids, mask = network(GreenformerForSeq2SeqLM, 0.2, **PAIR, **options), tokens(), padded(11, 4, 7)
+    out = output("pair", model, ids, mask)
+    monkeypatch.setattr(file, "is_traced", lambda _: True)
+    torch.testing.assert_close(output("pair", model, ids, mask)[mask], out[mask], **CLOSE)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @torch.no_grad()
