@@ -159,7 +159,7 @@ CASES = {
     # Genotypes.
     "sites alone": (None, PHENOTYPES.replace("all.vcf.gz", "sites.vcf"), "sites.vcf: has no genotypes, only sites"),
     "three alleles": (
-        variants("x.vcf", (*FIRST, "0|1|1")), ENCODE + "x.vcf", "x.vcf: a genotype must have .*, one has 3",
+        variants("x.vcf", (*FIRST, "0|1|1")), ENCODE + "x.vcf", "x.vcf: at 19:10 a genotype must have .*, one has 3",
     ),
     "allele too high": (variants("x.vcf", (*FIRST, "0|7")), ENCODE + "x.vcf", "x.vcf: at 19:10 it has allele 7 of 1"),
     "no genotype": (variants("x.vcf", (*FIRST, "x")), ENCODE + "x.vcf", "x.vcf: .*"),
