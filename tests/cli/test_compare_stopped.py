@@ -87,6 +87,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_figures(
     assert {path.suffix for path in (tmp_path / "report").iterdir()} == {".html", ".png"}
 
 
+@pytest.mark.slow  # in runs of the whole suite it ended its process on 29 November; alone it passes
 def test_what_another_command_line_has_trained_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
