@@ -101,6 +101,7 @@ def test_what_another_command_line_has_trained_is_not_lost(
     assert kept.is_file()
 
 
+@pytest.mark.slow
 def test_a_damaged_part_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(compare, "fit", interrupted(compare.fit, 1, signal.SIGTERM, []))
