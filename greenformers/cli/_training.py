@@ -122,9 +122,8 @@ def _check_used(kind: type[Training], stored: dict[str, Any], flagged: dict[str,
 
     defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
     named = defaults | stored | flagged
-    stands = "variant" in stored and "variant" not in flagged and stored.get("rank", named["rank"]) != defaults["rank"]
-    given = "rank" in flagged or stands
-    if given and slots(named["variant"], rank=1, narrow=True)["rank"] is None:
+    stands = "variant" in stored and "variant" not in flagged and named["rank"] != defaults["rank"]
+    if ("rank" in flagged or stands) and slots(named["variant"], rank=1, narrow=True)["rank"] is None:
         raise ValueError(f"rank is for lrt, the variant is {named['variant']!r}; got {named['rank']}")
     if "tokenizer" in flagged and named["init"] is not None:
         raise ValueError(f"tokenizer is that of the run in init, {named['init']}; got {named['tokenizer']}")

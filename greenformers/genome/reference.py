@@ -7,17 +7,8 @@ from hashlib import md5
 from pathlib import Path
 
 from greenformers.genome.files import (
-    BLOCKS,
-    INDEXES,
-    GenomeError,
-    Region,
-    checked,
-    htslib,
-    index_of,
-    matched,
-    named,
-    told,
-)
+    BLOCKS, INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
+)  # fmt: skip
 
 HELD = 300_000_000
 """Most bases of a FASTA file without an index: a chromosome, not a genome."""

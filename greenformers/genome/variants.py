@@ -22,17 +22,8 @@ from typing import Any
 from greenformers.genome.alleles import MISSING, Edit, Site, edit_of, reach
 from greenformers.genome.diplotype import Haplotype, N, encoded
 from greenformers.genome.files import (
-    INDEXES,
-    GenomeError,
-    Region,
-    checked,
-    htslib,
-    index_of,
-    matched,
-    named,
-    told,
-    whole,
-)
+    INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told, whole
+)  # fmt: skip
 from greenformers.genome.reference import Reference
 
 Genotype = tuple[tuple[int, ...], bool]

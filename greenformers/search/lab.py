@@ -100,6 +100,12 @@ class Rounded:
     speeds: list[float] = field(default_factory=list)
     trials: int = 0
 
+    def count(self, speed: Callable[[], float]) -> None:
+        """Count a recipe that is timed beside it; after 1, 2, 4, 8, ... of them its own speed is asked for."""
+        self.trials += 1
+        if self.trials.bit_count() == 1:
+            self.speeds.append(speed())
+
 
 def speed_up(own: Ready, tried: Ready) -> float:
     """How many times as fast as the model as it is, by the clock: the median of what two runs in turn say.
@@ -277,9 +283,7 @@ class Lab:
         if ready is None:
             name = "-".join([ORIGINAL, *(kind.name() for kind in rounding)])
             ready = beside.ready = self._ready(self.made(tuple(kind() for kind in rounding)), name)
-        beside.trials += 1
-        if beside.trials.bit_count() == 1:  # 1, 2, 4, 8, ...
-            beside.speeds.append(self.faster(self.own, ready))
+        beside.count(lambda: self.faster(self.own, ready))
         return rounding, self.faster(ready, tried)
 
     def know(self, trial: Trial) -> None:
@@ -290,10 +294,7 @@ class Lab:
         rounding = tuple(kind for kind in _rounding() if kind.name() in names)
         self._timed[trial.genes] = rounding, trial.speed / trial.rounded
         if rounding:
-            beside = self._rounded.setdefault(rounding, Rounded())
-            beside.trials += 1
-            if beside.trials.bit_count() == 1:
-                beside.speeds.append(trial.rounded)
+            self._rounded.setdefault(rounding, Rounded()).count(lambda: trial.rounded)
 
     @cached_property
     def own(self) -> Ready:

@@ -143,7 +143,8 @@ class Recogniser:
         segments = []
         for (start, waveform), (best, spoken, evidence) in zip(pieces, self._heard(pieces, words), strict=True):
             end = start + len(waveform) / self.model.config.rate
-            segment = Segment(start, end, self._text(best.tokens), best.log_probability, tuple(spoken))
+            text = self._text(best.tokens)
+            segment = Segment(start, end, text, best.log_probability, tuple(spoken))
             if evidence and self.calibration is not None:
                 sure = self.calibration(torch.stack(evidence)).tolist()
                 spoken = [replace(word, confidence=own) for word, own in zip(spoken, sure, strict=True)]
@@ -153,8 +154,7 @@ class Recogniser:
                 segment = replace(segment, text="", words=())
             if words and self.gate and bool(loudness(waveform, self.model.config.hop).max() < SILENT):
                 segment = replace(segment, text="", words=())
-            whole = segment.text == self._text(best.tokens)
-            segments.append(segment if whole else replace(segment, log_probability=None))
+            segments.append(segment if segment.text == text else replace(segment, log_probability=None))
         return segments
 
     def evidence(self, waveforms: Sequence[Tensor]) -> list[tuple[list[str], list[Tensor]]]:
