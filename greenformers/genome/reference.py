@@ -7,7 +7,16 @@ from hashlib import md5
 from pathlib import Path
 
 from greenformers.genome.files import (
-    BLOCKS, INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told
+    BLOCKS,
+    INDEXES,
+    GenomeError,
+    Region,
+    checked,
+    htslib,
+    index_of,
+    matched,
+    named,
+    told,
 )  # fmt: skip
 
 HELD = 300_000_000

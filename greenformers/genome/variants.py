@@ -22,7 +22,16 @@ from typing import Any
 from greenformers.genome.alleles import MISSING, Edit, Site, edit_of, reach
 from greenformers.genome.diplotype import Haplotype, N, encoded
 from greenformers.genome.files import (
-    INDEXES, GenomeError, Region, checked, htslib, index_of, matched, named, told, whole
+    INDEXES,
+    GenomeError,
+    Region,
+    checked,
+    htslib,
+    index_of,
+    matched,
+    named,
+    told,
+    whole,
 )  # fmt: skip
 from greenformers.genome.reference import Reference
 
@@ -288,7 +297,7 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         # A header need not name all contigs.
         with htslib().TabixFile(str(path.resolve()), index=index) as lines:
             index_contigs = lines.contigs
-        first = _first(file)
+        first = next(iter(file), None)
         if first is not None and first.chrom not in index_contigs:
             raise GenomeError(f"{path}: its index is of another file, it has no contig {first.chrom}")
         name = matched(region.contig, index_contigs)
@@ -324,13 +333,9 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
         elif kind == ".vcf.gz":
             elsewhere = not name and bool(index_contigs)
         else:
-            elsewhere = _first(file.fetch(contig)) is None and _first(file.fetch()) is not None
+            elsewhere = not any(True for _ in file.fetch(contig)) and any(True for _ in file.fetch())
         if elsewhere:
             raise GenomeError(f"{path}: has no record of contig {contig}, which its header names, but of others")
-
-
-def _first(records: Any) -> Any:
-    return next(iter(records), None)
 
 
 def _add(
