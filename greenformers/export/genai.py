@@ -6,6 +6,7 @@ text from text, without Python's libraries.
 
 import json
 import shutil
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -64,13 +65,18 @@ def add_tokenizer(folder: Path, beside: Path, tokenizer: PreTrainedTokenizerBase
     return ""
 
 
-def _differs(beside: Path, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The reason why the programs do not do what the tokenizer does; empty where they do."""
+@cache
+def _core() -> Any:
+    """OpenVINO with the operators of its tokenizers, which stays for the reason that `openvino_file.core` tells."""
     import openvino
     import openvino_tokenizers  # noqa: F401  # which makes its operators known
 
-    core = openvino.Core()
-    encode, decode = (core.compile_model(beside / name, "CPU") for name in PROGRAMS)
+    return openvino.Core()
+
+
+def _differs(beside: Path, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The reason why the programs do not do what the tokenizer does; empty where they do."""
+    encode, decode = (_core().compile_model(beside / name, "CPU") for name in PROGRAMS)
     for text in TRIED:
         given: Any = encode([text])["input_ids"]
         expected = tokenizer(text)["input_ids"]

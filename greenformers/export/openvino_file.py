@@ -4,6 +4,7 @@ The converter, `openvino.convert_model`, reports each use to its makers where it
 """
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,18 @@ from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, chec
 
 ROWS = "beam_idx"
 """Name of the input that says of which row of the last run each row continues the text, as beam search needs it."""
+
+
+@cache
+def core() -> Any:
+    """OpenVINO itself, one for all files of this process.
+
+    For the processor each `Core` has signals handled on a stack of its own, and puts back that of before when it goes.
+    Of two that go in the order in which they came, the last puts back what is freed: the next signal ends the process.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def save_openvino(onnx_file: Path, path: Path, network: Traceable) -> None:
@@ -34,7 +47,7 @@ def save_openvino(onnx_file: Path, path: Path, network: Traceable) -> None:
     import openvino
 
     try:
-        model = openvino.Core().read_model(onnx_file)
+        model = core().read_model(onnx_file)
     except RuntimeError as error:
         raise ValueError(f"OpenVINO cannot read {onnx_file.name}: {line(error)}") from error
     cached = [name for name in network.inputs if name.startswith(CACHED)]
@@ -76,13 +89,11 @@ def read_openvino(path: Path, inputs: Sequence[str], precision: str | None = Non
     Raises:
         ValueError: OpenVINO cannot read it, or it has other inputs.
     """
-    import openvino
-
     options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
     if precision is not None:
         options["INFERENCE_PRECISION_HINT"] = precision
     try:
-        compiled = openvino.Core().compile_model(path, "CPU", options)
+        compiled = core().compile_model(path, "CPU", options)
     except RuntimeError as error:
         raise ValueError(f"OpenVINO cannot read {path.name}: {line(error)}") from error
     names = [value.get_any_name() for value in compiled.inputs]

@@ -12,8 +12,7 @@ from command_line import SMALL, refused, run
 from greenformers.advise import compare
 from greenformers.measure.record import read
 
-# In runs of the whole suite the first of them ends its process since 29 November; run by file all pass.
-pytestmark = [pytest.mark.usefixtures("drafts"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("drafts")
 
 VARIANTS = ("transformer", "lrt", "linformer")
 MEASURED = {"latency", "train_step", "train_time", "energy", "co2", "peak_memory_training", "peak_memory_inference"}

@@ -1,4 +1,5 @@
 import copy
+import functools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -29,4 +30,21 @@ def operators_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(kept))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cores_stay() -> Iterator[None]:
+    """Cores that tests make stay, for what `openvino_file.core` says of those that go in the wrong order."""
+    import openvino
+
+    plain, made = openvino.Core.__init__, []
+
+    @functools.wraps(plain)
+    def kept(core: Any, *given: Any, **options: Any) -> None:
+        plain(core, *given, **options)
+        made.append(core)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino.Core, "__init__", kept)
         yield

@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from forked import printed
 from torch import Tensor
 from transformers import BertModel, PreTrainedModel
 from zoo import EVERYTHING, network
@@ -346,3 +347,27 @@ def test_weights_of_an_earlier_file_do_not_count(tmp_path: Path) -> None:
     path.with_name(f"{path.name}.data").write_bytes(b"earlier")  # as of a model of more than `onnx_file.LARGE` bytes
     write(network("bert", "BertModel", num_hidden_layers=1), tmp_path, ["onnx"], length=4, few=True)
     assert size_of("onnx", tmp_path) == path.stat().st_size
+
+
+AS_THEY_CAME = """
+import os, signal, sys
+from pathlib import Path
+
+import openvino
+from openvino import opset13
+
+from greenformers.export.openvino_file import read_openvino
+
+path = Path(sys.argv[1])
+given = opset13.parameter([1], openvino.Type.f32, name="x")
+openvino.save_model(openvino.Model([opset13.relu(given)], [given], "relu"), path)
+first, second = (read_openvino(path, ["x"]) for _ in range(2))
+del first
+del second
+signal.signal(signal.SIGTERM, lambda *_: print("heard"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_is_heard_after_files_that_went_as_they_came(tmp_path: Path) -> None:
+    assert printed(AS_THEY_CAME, tmp_path / "model.xml").splitlines()[-1] == "heard"
