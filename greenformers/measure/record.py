@@ -383,6 +383,18 @@ def _contexts(path: Path) -> set[str]:
 
 
 def newest(records: Sequence[Record]) -> list[Record]:
-    """The records of each benchmark's last run: those that share the time of its last record."""
-    last = {record.benchmark: record.context.get("time") for record in records}
-    return [record for record in records if record.context.get("time") == last[record.benchmark]]
+    """The records of each benchmark's last run: those that share all but the time with its last record.
+
+    A run that was stopped went on with the same command. What was measured again counts as it was last.
+    """
+
+    def key(record: Record) -> tuple[str, ...]:
+        return record.benchmark, record.variant, record.metric, json.dumps(record.setting, sort_keys=True)
+
+    def run(record: Record) -> dict[str, Any]:
+        return {name: value for name, value in record.context.items() if name != "time"}
+
+    last = {record.benchmark: run(record) for record in records}
+    of_it = [record for record in records if run(record) == last[record.benchmark]]
+    times = {key(record): record.context.get("time") for record in of_it}
+    return [record for record in of_it if record.context.get("time") == times[key(record)]]

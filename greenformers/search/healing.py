@@ -51,7 +51,7 @@ healed alone, of which one comes back soon and another hardly."""
 UNSURE = 0.3
 """Standard deviation of the logarithm of the loss after long healing from what was expected. In four hours of search of
 MiniLM-L6 losses of 0.70, 0.75, 0.78 and 1.20 % came where 1.0, 1.0, 0.78 and 1.0 % were expected; in a fifth 1.21 %
-where 1.00 % were, by a fall 1.6 times as steep as the first, and 1.22 % are by `LATER`."""
+where 1.00 % were, by a fall 1.6 times as steep as the first."""
 
 
 class Healing:

@@ -109,6 +109,15 @@ def test_newest_takes_each_benchmarks_last_run() -> None:
     assert [item.value for item in newest(runs)] == [2.0, 3.0, 4.0]
 
 
+def test_a_run_that_was_stopped_is_one_with_how_it_went_on() -> None:
+    rows = (("old", "1", 16, 9.0), ("bench", "2", 32, 1.0), ("bench", "2", 64, 2.0), ("bench", "3", 64, 3.0))
+    runs = [
+        Record("a", "lrt", {"length": length}, "latency", value, "ms", context={"time": time, "command": command})
+        for command, time, length, value in rows
+    ]
+    assert [item.value for item in newest(runs)] == [1.0, 3.0]
+
+
 def test_the_context_tells_what_a_figure_depends_on() -> None:
     about = context("greenformers compare", seed=3)
     assert about["command"] == "greenformers compare"

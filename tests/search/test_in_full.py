@@ -13,6 +13,7 @@ from greenformers.compress.run import steps_of
 from greenformers.search import in_full
 from greenformers.search.bound import Bound
 from greenformers.search.in_full import InFull
+from greenformers.search.rounding import Rounding
 from greenformers.search.search import Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
@@ -164,7 +165,7 @@ def test_what_was_healed_on_stays_the_recipe_it_was_where_its_beginning_is_given
 def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Rounding(KnownLab):
+    class Rounded(KnownLab):
         def trial(self, genes: tuple[int, ...], steps: int, made: Any, turn: Any) -> Trial:
             return replace(super().trial(genes, steps, made, turn), speed=1.0 + genes[0] + 2 * genes[1])
 
@@ -182,7 +183,7 @@ def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
     monkeypatch.setattr(in_full, "run", run)
     space = Space((*SPACE.slots, (Int8(),)), lambda _: True)
     search = Healed(
-        space, Rounding(), Plan(Bound(lose=0.1), 100.0, True), Trials(tmp_path / "trials.jsonl"),  # type: ignore[arg-type]
+        space, Rounded(), Plan(Bound(lose=0.1), 100.0, True), Trials(tmp_path / "trials.jsonl"),  # type: ignore[arg-type]
         clock=lambda: 0.0,
     )  # fmt: skip
     search._try([(0, 1), (2, 0)], 0, lambda: False)
@@ -191,3 +192,12 @@ def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
     assert made == [("made-2-0-400", None), ("made-2-1-400", "made-2-0-400")]
     best = search.best()
     assert (best.genes, best.steps) == ((2, 1), 400)
+
+
+@pytest.mark.parametrize("lose", [None, 0.1, 0.001])
+def test_rows_of_a_search_stand_for_the_same_recipes_whatever_the_bound(tmp_path: Path, lose: float | None) -> None:
+    trials = Trials(tmp_path / "trials.jsonl")
+    trials.add(Trial((0, 1), 0, 1.5, 0.0015, smaller=3.0))
+    space = Space((*SPACE.slots, (Int8(),)), lambda _: True)
+    rounding = Rounding(space, trials, Bound(lose=lose, faster=3.0 if lose is None else None))
+    assert rounding.before((2, 1)) == (2, 0)
