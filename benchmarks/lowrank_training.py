@@ -36,7 +36,7 @@ from greenformers.measure.device import accelerator
 from greenformers.measure.narrower import controlled
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
-from greenformers.model.config import PROJECTIONS
+from greenformers.model.slots import PROJECTIONS
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.low_rank import DENSE_SHARE, begin_spectral, decay_products, factors
 from greenformers.train.optimizer import Muon, is_matrix

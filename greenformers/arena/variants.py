@@ -13,7 +13,7 @@ from typing import Any
 from greenformers import blocks
 from greenformers._registry import options_of
 from greenformers.attention import attention_class, names
-from greenformers.model.config import choices
+from greenformers.model.slots import choices
 from greenformers.model.variant import slots
 from greenformers.train.settings import value_of
 

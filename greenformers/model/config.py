@@ -1,121 +1,20 @@
 """One configuration for every variant: the sizes of the network and the entry of each of its slots."""
 
 import copy
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
-from greenformers import blocks, feed_forward
+from greenformers import blocks
 from greenformers import depth as depths
 from greenformers import position as positions
-from greenformers.attention import attention_class, names
-
-SLOTS: dict[str, tuple[str, ...]] = {
-    "residual": ("post", "pre", "reversible"),
-    "depth": ("stacked", "shared"),
-    "position": ("none",),
-    "norm": ("layer", "rms"),
-    "block": ("standard",),
-    "pooling": ("cls", "mean"),
-}
-"""Entries of slots that are no file of a folder, defaults first. `rank` takes any LED rank."""
-
-SHARED = {
-    "all": ("attention", "cross_attention", "feed_forward"),
-    "attention": ("attention", "cross_attention"),
-    "feed_forward": ("feed_forward",),
-}
-"""Parts of a layer that share their parameters, each with its layer norm."""
-
-PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
-"""Kinds of problems of classification heads, see `greenformers.model.classification`."""
-
-PROJECTIONS = (
-    "q", "k", "v", "output", "hidden", "q_global", "k_global", "v_global", "up", "gate", "down",
-    "cross_q", "cross_k", "cross_v", "cross_output",
-)  # fmt: skip
-"""The linear layers of a layer: self-attention's (`hidden` and the global ones of some mechanisms only), those of the
-feed-forward block (`gate` of a gated one), and four of cross-attention."""
-
-
-def choices(slot: str) -> list[str]:
-    """Names of the entries of a slot; the files of its folder, where it has one.
-
-    `block` takes the blocks that keep the length, `pooling` those that do not.
-    """
-    if slot == "feed_forward":
-        return feed_forward.names()
-    if slot.endswith("attention"):
-        return names()
-    if slot == "position":
-        return [*positions.names(), *SLOTS[slot]]
-    if slot == "depth":
-        return [*SLOTS[slot], *depths.names()]
-    files = blocks.names() if slot in ("block", "pooling") else []
-    keeps = slot == "block"
-    return [*SLOTS[slot], *(name for name in files if blocks.block_class(name).keeps_length == keeps)]
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "bert": {
-        "residual": "post", "position": "learned", "feed_forward": "dense", "bias": True, "embedding_norm": True,
-        "hidden_dropout_prob": 0.1, "initializer_range": 0.02,
-    },
-    "gpt2": {
-        "residual": "pre", "position": "learned", "embedding_norm": False, "feed_forward": "dense",
-        "hidden_act": "gelu_new", "bias": True,
-        "layer_norm_eps": 1e-5, "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 50257,
-        "max_position_embeddings": 1024,
-    },
-    "llama": {
-        "residual": "pre", "position": "rotary", "embedding_norm": False, "norm": "rms", "layer_norm_eps": 1e-6,
-        "feed_forward": "gated", "hidden_act": "silu", "bias": False, "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-    },
-}  # fmt: skip
-"""Slots of the layers of well-known networks, and sizes where they differ from those of BERT-base."""
-
-
-DEFAULTS: dict[str, tuple[Any, Any]] = {
-    "residual": ("post", "pre"),
-    "feed_forward": ("dense", "gated"),
-    "bias": (True, False),
-    "embedding_norm": (True, False),
-}
-"""Values that None stands for: in general, and in a causal stack alone, whose layers are those of language models."""
-
-FOREIGN = {
-    **dict.fromkeys(("n_embd", "d_model", "dim", "n_embed", "hidden_dim"), "hidden_size"),
-    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "encoder_layers", "num_encoder_layers"), "num_hidden_layers"),
-    **dict.fromkeys(("n_head", "n_heads", "num_heads", "encoder_attention_heads"), "num_attention_heads"),
-    **dict.fromkeys(("n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"), "intermediate_size"),
-    **dict.fromkeys(("n_positions", "n_ctx", "max_seq_len", "max_sequence_length"), "max_position_embeddings"),
-    **dict.fromkeys(("dropout", "dropout_rate", "resid_pdrop", "embd_pdrop", "hidden_dropout"), "hidden_dropout_prob"),
-    **dict.fromkeys(("attention_probs_dropout_prob", "attn_pdrop", "attn_dropout"), "attention_dropout"),
-    **dict.fromkeys(("activation_function", "activation", "hidden_activation"), "hidden_act"),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "norm_eps"), "layer_norm_eps"),
-    **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias"), "bias"),
-    **dict.fromkeys(("position_embedding_type", "rope_theta", "rope_scaling", "rope_parameters"), "position"),
-    **dict.fromkeys(("n_kv_heads", "num_kv_heads"), "num_key_value_heads"),
-    **dict.fromkeys(("init_std", "initializer_std"), "initializer_range"),
-}
-"""Names that other models of transformers use for options of ours, which would have no effect here."""
+from greenformers.attention import attention_class
+from greenformers.model._config_checks import PROBLEMS, check_names, check_sizes, check_slots
+from greenformers.model.slots import DEFAULTS, SHAPES, SLOTS
 
 Rank = int | dict[str, int | None] | None
-
-
-def _check_names(given: Iterable[str], options: Iterable[str]) -> None:
-    """Raise TypeError for misspelt names and those of other models; transformers stores all others."""
-    for name in set(given) - {f"{mark}_token_id" for mark in ("sep", "cls", "mask", "unk")}:
-        if name in FOREIGN:
-            raise TypeError(f"GreenformerConfig takes no option {name!r}; here it is {FOREIGN[name]!r}")
-        if close := get_close_matches(name, options, n=1, cutoff=0.8):
-            raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
 
 
 class GreenformerConfig(PreTrainedConfig):
@@ -273,7 +172,7 @@ class GreenformerConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         # Saved configurations load with any further entries that a user stored in them.
         if self.transformers_version is None:
-            _check_names(kwargs, type(self).__annotations__)
+            check_names(kwargs, type(self).__annotations__)
         super().__post_init__(**kwargs)
         if self.num_labels is None or self.num_labels < 1:
             raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
@@ -284,142 +183,8 @@ class GreenformerConfig(PreTrainedConfig):
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"attention_dropout must be in [0, 1), got {self.attention_dropout}")
         self.is_encoder_decoder = self.decoder_layers is not None
-        self._check_sizes()
-        self._check_slots()
-
-    def _check_sizes(self) -> None:
-        for name in (
-            "max_position_embeddings",
-            "hidden_size",
-            "embedding_size",
-            "num_hidden_layers",
-            "decoder_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "intermediate_size",
-            "vocab_size",
-            "input_features",
-            "image_size",
-            "patch_size",
-            "num_channels",
-        ):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"num_attention_heads must divide hidden_size {self.hidden_size}, got {self.num_attention_heads}"
-            )
-        if self.num_attention_heads % (self.num_key_value_heads or 1):
-            raise ValueError(
-                f"num_key_value_heads must divide num_attention_heads {self.num_attention_heads}, "
-                f"got {self.num_key_value_heads}"
-            )
-        if self.type_vocab_size < 0:
-            raise ValueError(f"type_vocab_size must be at least 0, got {self.type_vocab_size}")
-        if self.type_vocab_size and self.vocab_size is None:
-            raise ValueError(f"type_vocab_size must be 0 without tokens, got {self.type_vocab_size}")
-        if (self.vocab_size is None) == (self.input_features is None):
-            raise ValueError(
-                "exactly one of vocab_size (tokens) and input_features (values) must be set, "
-                f"got {self.vocab_size} and {self.input_features}"
-            )
-        self._check_image()
-        if self.hidden_act not in (None, *ACT2FN):
-            raise ValueError(f"hidden_act must be one of {', '.join(sorted(ACT2FN))}; got {self.hidden_act!r}")
-
-    def _check_image(self) -> None:
-        if self.image_size is None and self.patch_size is None:
-            return
-        if self.image_size is None or self.patch_size is None:
-            raise ValueError(
-                f"image_size and patch_size must be set together, got {self.image_size}, {self.patch_size}"
-            )
-        if self.image_size % self.patch_size:
-            raise ValueError(f"patch_size must divide image_size {self.image_size}, got {self.patch_size}")
-        numbers = self.num_channels * self.patch_size**2
-        if self.input_features != numbers:
-            raise ValueError(
-                f"input_features must be num_channels * patch_size^2 = {numbers}, got {self.input_features}"
-            )
-
-    def _check_slots(self) -> None:
-        for slot in SLOTS:
-            if getattr(self, slot) is not None or slot not in ("position", "residual"):
-                _check_choice(slot, getattr(self, slot))
-        for slot in ("decoder_attention", "cross_attention") if self.decoder_layers is None else ():
-            for name in (slot, f"{slot}_options"):
-                if (getattr(self, name) or None) != getattr(type(self), name):
-                    raise ValueError(f"{name} needs decoder_layers, which is None; got {getattr(self, name)!r}")
-        if self.memory_length < 0:
-            raise ValueError(f"memory_length must be at least 0, got {self.memory_length}")
-        if self.memory_length and not (self.own_positions and self.decoder_layers is None):
-            raise ValueError(
-                "memory_length is for a single stack of attention with positions of its own, transformer_xl say; "
-                f"got {self.memory_length} with {self.attention!r}"
-            )
-        if self.shared not in SHARED:
-            raise ValueError(f"shared must be one of {', '.join(SHARED)}; got {self.shared!r}")
-        if self.residual == "reversible" and self.decoder_layers is not None:
-            raise ValueError("residual reversible is for a single stack, without decoder_layers")
-        if self.block != "standard":
-            self._check_block()
-        elif self.block_options:
-            raise ValueError(f"block_options need a block, which is standard; got {', '.join(self.block_options)}")
-        if self.shared != type(self).shared and not self.shares_layers:
-            raise ValueError(f"shared needs layers that share, as with depth shared; got {self.shared!r}")
-        self._check_depth()
-        for slot in ("attention", "decoder_attention", "cross_attention", "feed_forward"):
-            for name in dict.fromkeys(self.per_layer(slot)):
-                if name is not None or slot != "feed_forward":
-                    _check_choice(slot, name)
-            self.per_layer(f"{slot}_options")
-        if self.position is not None:
-            self._check_position()
-        elif self.position_options:
-            raise ValueError("position_options need a position, which is None")
-        if self.rank_per_head and all(self.rank_of(layer, "q") is None for layer in range(self.num_hidden_layers)):
-            raise ValueError(f"rank_per_head needs ranks of q, k and v, rank is {self.rank!r}")
-        for rank in self.per_layer("rank"):
-            if isinstance(rank, dict) and not set(rank) <= set(PROJECTIONS):
-                raise ValueError(f"rank must name projections of {', '.join(PROJECTIONS)}; got {', '.join(rank)}")
-
-    def _check_block(self) -> None:
-        """Raise ValueError for slots that a block of its own kind does not use."""
-        kind = blocks.block_class(self.block)
-        required: dict[str, Any] = {"residual": "post"}
-        if not kind.attends:
-            required |= {"attention": "full", "attention_options": None}
-        if not kind.attends and self.decoder_layers is None:  # whose layers are standard ones
-            required |= {"attention_dropout": 0.0, "qk_norm": False, "num_key_value_heads": None,
-                         "rank_per_head": False}  # fmt: skip
-        if not kind.has_feed_forward and self.decoder_layers is None:
-            required |= {"feed_forward": "dense"}
-        if self.memory_length:
-            raise ValueError(f"memory_length must be 0 where block is {self.block}, got {self.memory_length}")
-        for slot, value in required.items():
-            given = getattr(self, slot)
-            says_nothing = value is None and not (any(given) if isinstance(given, list) else given)
-            if not says_nothing and given not in (None, value):
-                raise ValueError(f"{slot} must be {value} where block is {self.block}, got {given!r}")
-        if self.depth == "shared" and self.shared != "all":
-            raise ValueError(f"shared must be all where block is {self.block}, got {self.shared!r}")
-
-    def _check_depth(self) -> None:
-        """Raise ValueError for slots that a kind of depth does not use, and where its options are out of range."""
-        if self.depth in SLOTS["depth"]:
-            if self.depth_options:
-                raise ValueError(f"depth {self.depth} takes no options, got {', '.join(self.depth_options)}")
-            return
-        required = {"block": "standard", "memory_length": 0}
-        required |= {"shared": "all"} if depths.depth_class(self.depth).shares else {}
-        for name, value in required.items():
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} must be {value} where depth is {self.depth}, got {getattr(self, name)!r}")
-        if self.residual == "reversible":
-            raise ValueError(f"residual must be post or pre where depth is {self.depth}, got 'reversible'")
-        with torch.device("meta"):
-            self.make_depth(decoder=self.is_encoder_decoder, causal=True)  # raises for its options
+        check_sizes(self)
+        check_slots(self)
 
     def make_depth(
         self, *, decoder: bool = False, causal: bool = False, norm: Callable[[], nn.Module] | None = None
@@ -443,25 +208,6 @@ class GreenformerConfig(PreTrainedConfig):
         layers = (self.decoder_layers or 0) if decoder else self.num_hidden_layers
         size = depths.Size(self.hidden_size, layers, positions=self.placed_in_depth, make_norm=norm)
         return depths.build(self.depth, size, **self.depth_options or {})
-
-    def _check_position(self) -> None:
-        """Raise ValueError where the kind of position does not fit the attention, or its options are out of range."""
-        if self.position == "none":
-            if self.position_options:
-                raise ValueError("position none takes no options")
-            return
-        kind = positions.position_class(str(self.position))
-        if kind.acts != "embedding" and self.block != "standard":
-            raise ValueError(f"position {self.position} is for attention layers, block is {self.block}")
-        if kind.acts == "rotation":
-            for name in self._self_attention():
-                if attention_class(name).positions == "model" and not attention_class(name).takes_rotation:
-                    raise ValueError(
-                        f"position {self.position} does not fit {name}, which reads more of queries and keys than "
-                        "their products"
-                    )
-        with torch.device("meta"):
-            self.make_position("embedding" if kind.acts == "embedding" else "layers")  # raises for its options
 
     def make_position(
         self, where: Literal["embedding", "layers"], *, causal: bool = False, decoder: bool = False
@@ -493,7 +239,7 @@ class GreenformerConfig(PreTrainedConfig):
             return "none"
         if self.position is not None:
             return self.position
-        if self._alone(causal) and all(attention_class(name).takes_rotation for name in self._self_attention()):
+        if self._alone(causal) and all(attention_class(name).takes_rotation for name in self.self_attention()):
             return "rotary"
         return "learned"
 
@@ -531,7 +277,8 @@ class GreenformerConfig(PreTrainedConfig):
     def _self_slots(self) -> list[str]:
         return ["attention"] if self.decoder_layers is None else ["attention", "decoder_attention"]
 
-    def _self_attention(self) -> set[str]:
+    def self_attention(self) -> set[str]:
+        """Names of the self-attention of all layers."""
         return {name for slot in self._self_slots() for name in self.per_layer(slot)}
 
     @property
@@ -600,8 +347,3 @@ class GreenformerConfig(PreTrainedConfig):
         dense = copy.deepcopy(self)
         dense.rank, dense.rank_per_head = None, False
         return dense
-
-
-def _check_choice(slot: str, name: str) -> None:
-    if name not in choices(slot):
-        raise ValueError(f"{slot} must be one of {', '.join(choices(slot))}; got {name!r}")

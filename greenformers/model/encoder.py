@@ -20,11 +20,12 @@ from greenformers.lowrank.experts import ExpertsLED, ExpertsLinear
 from greenformers.lowrank.linear import LED, HeadLED, draw
 from greenformers.model._transformers import attention_of
 from greenformers.model.block import Layer, layer_of, size_of
-from greenformers.model.config import SHARED, GreenformerConfig
+from greenformers.model.config import GreenformerConfig
 from greenformers.model.embedding import Embedding, checked, counted, draw_embeddings, without_padding
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.packed import Lengths, is_one_text, packing
+from greenformers.model.slots import SHARED
 from greenformers.model.stack import mean_of, of_keys, run
 from greenformers.position import Position
 

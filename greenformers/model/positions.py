@@ -19,7 +19,7 @@ def reach(model: PreTrainedModel) -> int | None:
     """Length of the longest input that a model has positions for; None where its configuration does not say."""
     config: Any = model.config.get_text_config()
     stated = getattr(config, "max_position_embeddings", None)
-    if stated is None:
+    if stated is None or stated < 1:  # XLNet says -1
         return None
     embeddings = _embeddings(model)
     return min((embedding.num_embeddings - _offset(embedding) for _, embedding in embeddings), default=int(stated))

@@ -8,7 +8,7 @@ width with as many parameters, or as many FLOPs, see `greenformers.measure.narro
 from typing import Any, Literal
 
 from greenformers.attention import attention_class, names
-from greenformers.model.config import choices
+from greenformers.model.slots import choices
 
 Controlled = Literal["parameters", "flops"]
 NARROW: dict[str, Controlled] = {"narrow": "parameters", "narrow_flops": "flops"}

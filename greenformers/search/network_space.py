@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from greenformers.attention import attention_class, names
-from greenformers.model.config import choices
+from greenformers.model.slots import choices
 from greenformers.model.variant import rank_option
 from greenformers.search.space import TRIES, Genes
 from greenformers.train.objective import Objective

@@ -18,7 +18,7 @@ from greenformers.model import (
     GreenformerModel,
 )
 from greenformers.model.attention import SelfAttention
-from greenformers.model.config import choices
+from greenformers.model.slots import choices
 from greenformers.model.variant import slots
 
 BLOCKS = tuple(choices("block")[1:])

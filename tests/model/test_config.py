@@ -4,7 +4,8 @@ import pytest
 from networks import config
 from transformers import AutoConfig
 
-from greenformers.model.config import PROJECTIONS, GreenformerConfig
+from greenformers.model.config import GreenformerConfig
+from greenformers.model.slots import PROJECTIONS
 
 SMALL = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 3}
 
