@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import typer
     from rich.console import Console, RenderableType
 
 
@@ -38,6 +39,12 @@ def command() -> str:
     """The command as typed, with only the last part of absolute paths: records are published."""
     words = [Path(word).name if "/" in word and Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["greenformers", *words])
+
+
+def is_typed(given: "typer.Context", name: str) -> bool:
+    """Whether an option was typed, also with its default."""
+    source = given.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def numbers(name: str, text: str) -> list[int]:
@@ -110,21 +117,21 @@ def check_results(results: Path) -> None:
         read(results)
 
 
-def check_apart(out: Path, *models: str | None) -> None:
-    """Check that a result does not take the place of what it is made from.
+def check_apart(out: Path, *sources: str | Path | None) -> None:
+    """Check that a result does not take the place of what it is made from, or of the records of it.
 
     Args:
         out: Folder of the result.
-        models: Folders or names of models; None for none.
+        sources: Folders or names of models, and paths of texts and records; None for none.
 
     Raises:
         ValueError: One of them is in that folder.
     """
-    for model in models:
-        if model is not None and Path(model).exists():
-            there = Path(model).resolve()
+    for source in sources:
+        if source is not None and (isinstance(source, Path) or Path(source).exists()):
+            there = Path(source).resolve()
             if out.resolve() in (there, *there.parents):
-                raise ValueError(f"out must be another folder than that of {model}, which it would replace; got {out}")
+                raise ValueError(f"out must be another folder than that of {source}, which it would replace; got {out}")
 
 
 def check_page(folder: Path, option: str = "report") -> None:

@@ -1,5 +1,6 @@
 """`greenformers compare`. Heavy imports are inside the command, so that --help answers at once."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ EXAMPLES = (
 
 @from_fields
 def compare(
+    typed: typer.Context,
     *,
     data: Annotated[
         str, typer.Option(help="Data set of images: digits (comes with greenformers), mnist, ...")
@@ -80,6 +82,7 @@ def compare(
         names = usual(splits, network, lambda words: console.print(words, markup=False, soft_wrap=True))
     else:
         names = [name.strip() for name in variants.split(",")]
+        _check_used(names, typed)
     out.mkdir(parents=True, exist_ok=True)
     terminal.check_results(results)
     unfinished = Unfinished(out / "unfinished")
@@ -102,3 +105,16 @@ def compare(
     page = write(records, out)
     unfinished.remove()
     console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
+
+
+def _check_used(variants: Sequence[str], typed: typer.Context) -> None:
+    """Raise ValueError for a rank that was typed where no variant has low-rank layers, and for a k that none has."""
+    from greenformers.model.variant import rank_option, slots
+
+    used = {
+        "rank": (any(slots(name, rank=1, narrow=True)["rank"] for name in variants), "lrt"),
+        "k": (any(rank_option(name) for name in variants), "an attention that keeps a part of full attention"),
+    }
+    for name, (by_one, what) in used.items():
+        if terminal.is_typed(typed, name) and not by_one:
+            raise ValueError(f"--{name} is for {what}, the variants are {', '.join(variants)}")

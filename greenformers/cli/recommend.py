@@ -93,7 +93,7 @@ def recommend(
         raise ValueError("name a length with --length, or a trained model with --model and --texts")
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    if quick and _typed(given, "seconds"):
+    if quick and terminal.is_typed(given, "seconds"):
         raise ValueError("--seconds is of no use with --quick, which times nothing")
     if not seconds > 0:
         raise ValueError(f"seconds must be above 0, got {seconds:g}")
@@ -149,14 +149,9 @@ def _check_options(given: typer.Context, of_a_model: bool) -> None:
         ValueError: An option was typed that belongs to the other use of the command.
     """
     for name in given.params:
-        if _typed(given, name) and name not in OF_BOTH and (name in OF_A_MODEL) != of_a_model:
+        if terminal.is_typed(given, name) and name not in OF_BOTH and (name in OF_A_MODEL) != of_a_model:
             option = "--" + name.replace("_", "-")
             raise ValueError(f"{option} {'cannot be combined with' if of_a_model else 'needs'} --model")
-
-
-def _typed(given: typer.Context, name: str) -> bool:
-    source = given.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _for_model(

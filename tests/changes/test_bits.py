@@ -411,6 +411,7 @@ def test_refusals() -> None:
     for options, message in (
         ({"bits": 1.5}, re.escape("bits must be 1 (binary), 1.58 (ternary) or a whole number from 2 to 8, got 1.5")),
         ({"bits": 9}, "from 2 to 8, got 9"), ({"bits": 1, "symmetric": True}, "1 bits are symmetric as they are"),
+        ({"bits": 1.58, "clip": False}, "grids of 1.58 bits have no range that could be narrower: leave clip out"),
         ({"by": "magic"}, "bits by must be of gptq, awq, rounding; got 'magic'"),
         ({"per": "layer"}, "bits per must be of group, row, tensor; got 'layer'"),
         ({"per": "row", "group": 8}, "bits per row have no group, got 8"), ({"group": 0}, "group must be at least 1"),

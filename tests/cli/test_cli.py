@@ -60,6 +60,11 @@ def test_compare_trains_measures_and_reports(
     assert (tmp_path / "again" / "index.html").read_text() == page
 
     # Records are added to, and the newest run is what a report shows.
+    line = refused(monkeypatch, capsys, *words, "--variants", "transformer")
+    assert line.endswith("--rank is for lrt, the variants are transformer")
+    at = words.index("--rank")
+    words = words[:at] + words[at + 2 :]
+    assert "--k is for an attention that" in refused(monkeypatch, capsys, *words, "--variants", "narrow,lrt", "--k=3")
     assert run(monkeypatch, *words, "--variants", "transformer") == 0
     assert len(read(results)) > len(found)
     assert {record.variant for record in newest(read(results))} == {"transformer"}
@@ -216,7 +221,7 @@ def test_a_full_disk_costs_no_earlier_result(
     out = tmp_path / "report"
     out.mkdir()
     (out / "index.html").write_text("the page of an earlier run")
-    words = ["compare", *SMALL, "--no-full-size", "--variants", "transformer", "--out", str(out)]
+    words = ["compare", *SMALL[:-2], "--no-full-size", "--variants", "transformer", "--out", str(out)]
     assert run(monkeypatch, *words, "--results", "/dev/full") == 2
     shown = capsys.readouterr()
     assert shown.err.strip() == "greenformers: /dev/full: No space left on device"
