@@ -11,6 +11,7 @@ from greenformers._gradients import only_once
 from greenformers._torch import is_fake
 from greenformers.attention import _tiled
 from greenformers.attention._contract import accurate
+from greenformers.attention._dropout import new_seed
 from greenformers.attention._tiled import Inputs, Plan, parts
 from greenformers.attention._tiles import Group, Tiling
 
@@ -60,14 +61,14 @@ def tiled_attention(
         dropout: Probability of dropping an attention weight.
     """
     c = columns or Columns()
-    seed = int(torch.randint(2**31, ())) if dropout else 0
     x = Inputs(q, k, v, c.k, c.v, c.bias, c.positions, labels, key_bias, extra_blocks)
     out: Tensor
     if torch.compiler.is_compiling() or is_fake(q) or q.is_meta:
         # Traced, a long sequence would be thousands of operators.
+        seed = torch.randint(2**31, ()) if dropout else None
         out, _ = torch.ops.greenformers.tiled(*x, *_flat(groups), c.per_tile, dropout, seed)
     else:
-        out = _Tiled.apply(*x, Plan(tuple(groups), c.per_tile, dropout, seed))
+        out = _Tiled.apply(*x, Plan(tuple(groups), c.per_tile, dropout, new_seed(dropout)))
     return out
 
 
@@ -94,7 +95,7 @@ def _in_order(x: Inputs, grads: Sequence[Tensor]) -> list[Tensor | None]:
     return [next(left) if name in differentiable and y is not None else None for name, y in x._asdict().items()]
 
 
-# An operator takes tensors and numbers only.
+# An operator takes tensors and numbers only. A seed is a tensor: a graph keeps the numbers that it was made with.
 
 
 def _flat(groups: Sequence[Group]) -> tuple[list[Tensor], list[int]]:
@@ -120,14 +121,18 @@ def _groups(biases: Sequence[Tensor], numbers: Sequence[int]) -> tuple[Group, ..
     return tuple(groups)
 
 
+def _plan(biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: Tensor | None) -> Plan:
+    return Plan(_groups(biases, numbers), per_tile, dropout, 0 if seed is None else int(seed))
+
+
 @torch.library.custom_op("greenformers::tiled", mutates_args=())
 def _operator(
     q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
     column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, extra_blocks: Tensor | None,
-    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
+    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, extra_blocks)
-    return _tiled.forward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed))
+    return _tiled.forward(x, _plan(biases, numbers, per_tile, dropout, seed))
 
 
 @_operator.register_fake
@@ -139,11 +144,11 @@ def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def _operator_backward(
     q: Tensor, k: Tensor, v: Tensor, column_k: Tensor | None, column_v: Tensor | None, column_bias: Tensor | None,
     column_positions: Tensor | None, labels: Tensor | None, key_bias: Tensor | None, extra_blocks: Tensor | None,
-    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: int,
+    biases: list[Tensor], numbers: list[int], per_tile: int, dropout: float, seed: Tensor | None,
     out: Tensor, lse: Tensor, dout: Tensor,
 ) -> list[Tensor]:  # fmt: skip
     x = Inputs(q, k, v, column_k, column_v, column_bias, column_positions, labels, key_bias, extra_blocks)
-    return _tiled.backward(x, Plan(_groups(biases, numbers), per_tile, dropout, seed), out, lse, dout)
+    return _tiled.backward(x, _plan(biases, numbers, per_tile, dropout, seed), out, lse, dout)
 
 
 @_operator_backward.register_fake
@@ -152,16 +157,16 @@ def _(*given: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, (biases, *ctx.rest) = inputs[:10], inputs[10:]
+    tensors, (biases, *ctx.rest, seed) = inputs[:10], inputs[10:]
     ctx.count = len(biases)
-    ctx.save_for_backward(*tensors, *biases, *output)
+    ctx.save_for_backward(*tensors, *biases, seed, *output)
 
 
 def _differentiate(ctx: Any, dout: Tensor, _: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    tensors, biases, output = saved[:10], list(saved[10:-2]), saved[-2:]
-    grads = torch.ops.greenformers.tiled_backward(*tensors, biases, *ctx.rest, *output, dout)
-    return *_in_order(Inputs(*tensors), grads), [None] * ctx.count, *[None] * len(ctx.rest)
+    tensors, biases, (seed, *output) = saved[:10], list(saved[10:-3]), saved[-3:]
+    grads = torch.ops.greenformers.tiled_backward(*tensors, biases, *ctx.rest, seed, *output, dout)
+    return *_in_order(Inputs(*tensors), grads), [None] * ctx.count, *[None] * (len(ctx.rest) + 1)
 
 
 _operator.register_autograd(_differentiate, setup_context=_save)

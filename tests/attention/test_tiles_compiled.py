@@ -22,6 +22,7 @@ CASES = {
 }
 each_case = pytest.mark.parametrize("name", CASES)
 IN_TILES = ("transformer_xl", "adaptive_span", "full with alibi", "dacs")
+PATTERN = {"sliding_window": {"window": 5}}
 
 
 class Mixing(torch.nn.Module):
@@ -31,7 +32,7 @@ class Mixing(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         mechanism, *_, kind = name.split()[0], name.split()[-1]
-        self.mechanism = build(mechanism, Shape(H, D, 4096, causal=causal), **CASES[name], **options)
+        self.mechanism = build(mechanism, Shape(H, D, 4096, causal=causal), **(CASES | PATTERN)[name], **options)
         place = Place(H * D, H, D, 64, causal=causal)
         self.more = torch.nn.ModuleDict({"relative": position(kind, place)} if mechanism == "full" else {})
         with torch.no_grad():
@@ -102,7 +103,7 @@ def test_memory_is_less_than_that_of_all_scores(name, compiled, monkeypatch):
     assert peak_memory(step) < 4 * 2 * H * 512**2  # of one number for each pair, where some forms hold several
 
 
-@pytest.mark.parametrize("name", IN_TILES)
+@pytest.mark.parametrize("name", [*IN_TILES, *PATTERN])
 def test_with_dropout_the_backward_pass_drops_the_same_weights(name, compiled):
     module, (q, k, v) = Mixing(name, causal=True, dropout=0.4).double().train(), drawn()
     call = compiled(module)
