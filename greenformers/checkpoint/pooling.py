@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -41,18 +43,30 @@ def read_pooling(folder: SentenceFolder) -> SentencePooling:
 def know(model: nn.Module) -> None:
     """Attach to a model the pooling of the folder that it was read from, if it is one of sentence-transformers.
 
+    Of a model from the hub the other modules are asked for there, once.
+
     Raises:
         ValueError: Raised as by `sentence_folder` and `read_pooling`.
     """
     name = getattr(model, "name_or_path", "")
-    if hasattr(model, ATTACHED) or not isinstance(model, PreTrainedModel) or not name or not Path(name).is_dir():
+    if hasattr(model, ATTACHED) or not isinstance(model, PreTrainedModel) or not name:
         return
-    folder = sentence_folder(name)
+    folder = sentence_folder(name) if Path(name).is_dir() else _on_the_hub(name)
     if folder is None or not (folder.root / "config.json").is_file():
         return
     named = model_class(read_json(folder.root / "config.json"), folder.root)
     if type(model) in (named, folder.model_class(model.config, named)):  # and not another class, with another head
         know_folder(model, folder)
+
+
+@cache
+def _on_the_hub(name: str) -> SentenceFolder | None:
+    """The modules of a name on the hub; None too where no configuration was read by that name."""
+    try:
+        read = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except ValueError:  # it names a folder that is no longer there
+        read = False
+    return sentence_folder(name) if read else None
 
 
 def know_folder(model: PreTrainedModel, folder: SentenceFolder) -> None:

@@ -1,13 +1,16 @@
 """Write a compressed network to a folder: weights in safetensors, and a card that says how to load it."""
 
+import glob
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -137,23 +140,34 @@ def building(folder: Path) -> Iterator[Path]:
         FileExistsError: Raised as by `check_target`.
     """
     check_target(folder)
-    unfinished = beside(folder)
-    try:
+    with beside(folder) as unfinished:
         yield unfinished
         unfinished.chmod(0o755)
         replace(unfinished, folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
-def beside(folder: Path) -> Path:
-    """An empty folder beside another, for what is to take its place; what a killed process left there is removed."""
-    place = folder.with_name(f".{folder.name}.building")
-    if place.exists():
-        shutil.rmtree(place)
-    place.mkdir(mode=0o700, parents=True)
-    return place
+@contextmanager
+def beside(folder: Path) -> Iterator[Path]:
+    """A `with` block with an empty folder beside another, for what is to take its place; it is removed at the end.
+
+    Each process has a folder of its own; those of killed processes are removed. Where nothing took its place, folders
+    that were made around it are removed too.
+    """
+    start = f".{folder.name}.building-"
+    for left in folder.parent.glob(f"{glob.escape(start)}*"):
+        owner = left.name.removeprefix(start)
+        if owner.isdecimal() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
+            shutil.rmtree(left, ignore_errors=True)  # several processes do so
+    around = [parent for parent in folder.parents if not parent.exists()]
+    place = folder.with_name(f"{start}{os.getpid()}")
+    try:
+        place.mkdir(mode=0o700, parents=True)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        for parent in around:
+            with suppress(OSError):  # something is in it
+                parent.rmdir()
 
 
 def describe(folder: Path, model: nn.Module, report: CompressionReport | None, card: str = "") -> None:

@@ -35,10 +35,14 @@ def export(
         typer.Option(help="Per cent of the model's quality on --texts that a file may lose; else nothing is written."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Largest number of texts to calibrate with; by default 300.")
+        int | None, typer.Option(help="Largest number of texts to calibrate int8 layers with; by default 300.")
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Longest text in tokens; by default 128, or the model's own where it is shorter.")
+        int | None,
+        typer.Option(
+            help="Longest text in tokens; by default 128, or the max_seq_length of a sentence-transformers folder, "
+            "but no more than the model takes."
+        ),
     ] = None,
     lengths: Annotated[
         str | None,
@@ -57,13 +61,13 @@ def export(
     OpenVINO and ONNX Runtime they go with --texts.
     """
     from greenformers.checkpoint.pretrained import pretrained
+    from greenformers.compress.apply import length_of
     from greenformers.data._examples import read_examples
-    from greenformers.data._pooling import pooling_of
     from greenformers.data._texts import Texts
     from greenformers.export import card
     from greenformers.export.deploy import deploy
     from greenformers.export.measure import COMPILED
-    from greenformers.export.write import check_formats
+    from greenformers.export.write import calibrates, check_formats
     from greenformers.measure.record import append, context
     from greenformers.model.positions import reach
     from greenformers.report.table import tables
@@ -80,7 +84,7 @@ def export(
         raise ValueError("--limit is of texts to calibrate with: give some (--texts)")
     if batch is not None and measured == []:
         raise ValueError("--batch is of no use with --lengths '', which measures nothing")
-    terminal.check_apart(out, model)
+    terminal.check_apart(out, model, texts, results)
     card.check_target(out)
     if results is not None:
         terminal.check_results(results)
@@ -90,6 +94,8 @@ def export(
         examples = learnt if heldout is None else heldout
         assert isinstance(examples, Texts)
     network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
+    if limit is not None and not calibrates(network, names):
+        raise ValueError("--limit is of texts to calibrate int8 layers with for openvino and onnx: here are none")
     longest = reach(network)
     most = longest or 128
     measured = [min(128, most)] if measured is None else measured
@@ -100,8 +106,7 @@ def export(
     with terminal.Steps(console) as steps:
         records, checked = deploy(
             network, tokenizer, out, names, examples=examples, loss=loss,
-            length=length or min(most, pooling_of(network).length or 128), lengths=measured, batch=batch or 8,
-            limit=limit or 300,
+            length=length or length_of(network), lengths=measured, batch=batch or 8, limit=limit or 300,
             about=context(terminal.command(), 0), progress=steps,
         )  # fmt: skip
     terminal.show(console, tables(records, console.width))

@@ -79,7 +79,7 @@ def compressed(
     longest = reach(model) if isinstance(model, PreTrainedModel) else None
     if length is not None and longest is not None and length > longest:
         raise ValueError(f"length must be at most {longest}, the longest input of the model, got {length}")
-    length = length or _length(model)
+    length = length or length_of(model)
     if isinstance(calibration, Mapping | Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
     if texts is not None and tokenizer is None:
@@ -150,7 +150,7 @@ def _masked(model: PreTrainedModel, row: Mapping[str, Tensor]) -> dict[str, Tens
     return {**row, **added}
 
 
-def _length(model: nn.Module) -> int:
+def length_of(model: nn.Module) -> int:
     """The default length of texts in tokens: that of the model's pooling, or `USUAL`, within the model's reach."""
     longest = pooling_of(model).length or USUAL
     return min(longest, reach(model) or longest) if isinstance(model, PreTrainedModel) else longest

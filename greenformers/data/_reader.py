@@ -1,5 +1,6 @@
 """How a model's examples become its inputs: tokens, pixels, features of sound; and the labels that it is to predict."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -50,7 +51,7 @@ class Reader:
     def of(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, length: int, *, features: Any = None
     ) -> Self:
-        """The reader of a model.
+        """The reader of a model; it leaves the tokenizer as it is.
 
         Raises:
             ValueError: Examples are of no use to the model, or it has no tokenizer, image processor or feature
@@ -66,6 +67,8 @@ class Reader:
         if task == "seq2seq" and kind == "image":
             raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
         given: Any = model.config
+        if getattr(tokenizer, "is_fast", False):  # one that keeps, and saves, how the last texts were cut and padded
+            tokenizer = copy.deepcopy(tokenizer)
         filler = getattr(tokenizer, "pad_token_id", None)
         length = min(length, getattr(given, "max_target_positions", None) or length)  # of a decoder by itself
         return cls(

@@ -1,5 +1,6 @@
 """A trained network in the forms of other runtimes: OpenVINO, ONNX Runtime, torch and torch.export."""
 
+import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,9 +38,11 @@ def export(
         formats: "openvino", "onnx" (ONNX Runtime), "torch" (the checkpoint), "program" (torch.export),
             "compressed-tensors" (layers of few bits as other libraries read them).
         texts: Texts like those that the model is for; OpenVINO and ONNX Runtime need them for int8 layers.
-        tokenizer: Tokenizer of the model, saved beside the files.
+        tokenizer: Tokenizer of the model, saved beside the files; by default that of the folder of
+            sentence-transformers, if the model was read from one.
         loss: Per cent of the model's quality that a file may lose; None for any.
-        length: Longest text in tokens; by default 128, or the model's own where it is shorter.
+        length: Longest text in tokens; by default 128, or the max_seq_length of sentence-transformers, but no more
+            than the model takes.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Returns:
@@ -51,18 +54,26 @@ def export(
         OSError: The folder cannot be written, or holds anything else than an export.
     """
     from greenformers.checkpoint.pooling import know
+    from greenformers.checkpoint.pretrained import tokenizer_of
+    from greenformers.checkpoint.sentence import sentence_folder
+    from greenformers.compress.apply import length_of
     from greenformers.data._pooling import pooling_of
     from greenformers.data._texts import Texts
     from greenformers.export.deploy import deploy
     from greenformers.measure.record import context
-    from greenformers.model.positions import reach
 
+    if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts)):
+        raise ValueError(f"texts must be a list of at least one text, got {reprlib.repr(texts)}")
     know(model)
-    if pooling_of(model).in_memory:
+    pooling = pooling_of(model)
+    if pooling.in_memory:
         raise ValueError("the modules behind this transformer are in no folder: save the SentenceTransformer")
-    length = min(128, reach(model) or 128) if length is None else length
+    modules = None if pooling.folder is None else sentence_folder(pooling.folder)
+    if tokenizer is None and modules is not None:
+        tokenizer = tokenizer_of(str(modules.transformer))
     given = None if texts is None else Texts("texts", [(text,) for text in texts], None)
     return deploy(
-        model, tokenizer, Path(folder), list(formats), examples=given, loss=loss, length=length,
+        model, tokenizer, Path(folder), list(formats), examples=given, loss=loss,
+        length=length_of(model) if length is None else length,
         about=context("greenformers.export", 0), progress=progress,
     ).records  # fmt: skip

@@ -9,10 +9,12 @@ from greenformers.checkpoint.save import EXPORTED, check_movable, marked
 from greenformers.checkpoint.save import MARK as LIBRARY
 from greenformers.checkpoint.sentence import MODULES
 from greenformers.compress.comparison import card as table
+from greenformers.data._tasks import task_of
 from greenformers.export.loading import loading, loading_in_genai, loading_in_optimum, loading_of_sentences
 from greenformers.export.network import Network
-from greenformers.export.write import LIBRARIES, PACKED, Checked
+from greenformers.export.write import LIBRARIES, PACKED, Checked, calibrates
 from greenformers.measure.record import Record
+from greenformers.model.positions import reach
 
 FILE = "README.md"
 
@@ -46,15 +48,21 @@ def text(
         records: Records of the export.
         tokenizer: The tokenizer in the folder, if there is one.
     """
-    name = type(network.model).__name__
+    name, longest = type(network.model).__name__, reach(network.model)
+    length = "any length" if longest is None else f"up to {longest} tokens"
     parts = [
         f"---\n{LIBRARY}\n{EXPORTED}\n---",
         f"# {name}, exported",
         f"Inputs are {', '.join(f'`{given}`' for given in network.inputs)}, int64 (batch, length) of any batch and "
-        f"length; the output is `{network.output}`. On padded batches of random tokens the files differed from the "
+        f"{length}; the output is `{network.output}`. On padded batches of random tokens the files differed from the "
         f"model by at most {max(checked.differences.values()):.1g} of the largest output.",
         *cache_of(checked, formats),
     ]
+    if calibrates(network.model, formats) and task_of(network.model) == "classifier":
+        parts.append(
+            "Int8 layers have the ranges of single texts, and cut off what pairs of texts have beyond them: judge the "
+            "files on pairs where the model is for these."
+        )
     parts += [
         f"## {HEADINGS[form]}\n\n{_python(loading(form, network, tokenizer, cached=checked.cached))}"
         for form in formats
@@ -63,9 +71,10 @@ def text(
         parts.append(f"## optimum\n\n{_python(loading_in_optimum(formats))}")
     if checked.cached and "openvino" in formats:
         lines = f"OpenVINO GenAI does not read the folder: {checked.unread}."
-        parts.append(f"## OpenVINO GenAI\n\n{lines if checked.unread else _python(loading_in_genai())}")
-    if (folder / MODULES).is_file():
-        parts.append(f"## sentence-transformers\n\n{_python(loading_of_sentences(formats))}")
+        parts.append(f"## OpenVINO GenAI\n\n{lines if checked.unread else _python(loading_in_genai(tokenizer))}")
+    sentences = loading_of_sentences(formats)
+    if sentences and (folder / MODULES).is_file():
+        parts.append(f"## sentence-transformers\n\n{_python(sentences)}")
     variants = list(dict.fromkeys(record.variant for record in records))
     parts.append(table(variants, records, "The model in torch, and its files in their runtimes."))
     return "\n\n".join(parts) + "\n"

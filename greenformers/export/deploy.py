@@ -1,6 +1,5 @@
 """The whole way of an export: calibrate, write, judge, measure, and put the folder in place with its card."""
 
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,12 +17,11 @@ from greenformers.export import card
 from greenformers.export.measure import check_loss, costs, judged, latencies, table_records
 from greenformers.export.network import Network
 from greenformers.export.write import (
-    LIBRARIES,
     Checked,
+    calibrates,
     check_calibration,
     check_few_bits,
     check_formats,
-    has_int8,
     write,
 )
 from greenformers.measure.record import Record
@@ -96,8 +94,7 @@ def deploy(
         rows = Reader.of(model, tokenizer, length)
         parts = _parts(model, examples, rows, formats, loss, limit)
     network = Network(model, tokenizer)
-    place = beside(out)
-    try:
+    with beside(out) as place:
         staged = place / out.name
         calibration = None if rows is None or "calibration" not in parts else rows.batches(parts["calibration"])
         longest = max([length, *lengths, SHORTEST])
@@ -128,8 +125,6 @@ def deploy(
         records = table_records(records)
         (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records, tokenizer))
         replace(staged, out)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     return Deployed(records, checked)
 
 
@@ -140,7 +135,7 @@ def _parts(
 
     Texts without classes calibrate a classifier, and nothing can judge it.
     """
-    needed = ["calibration"] if has_int8(model) and any(name in LIBRARIES for name in formats) else []
+    needed = ["calibration"] if calibrates(model, formats) else []
     if (
         rows.task == "classifier"
         and loss is None

@@ -112,26 +112,28 @@ def loading_in_optimum(formats: Sequence[str]) -> str:
     return "\n".join(lines[:-1])
 
 
-def loading_in_genai() -> str:
+def loading_in_genai(tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Lines for OpenVINO GenAI, which writes text from text."""
-    folder = FORMATS["openvino"].rpartition("/")[0]
-    return "\n".join(
-        [
-            "import openvino_genai  # of the extra genai",
-            "",
-            f'pipeline = openvino_genai.LLMPipeline("{folder}", "CPU")',
-            f'output = pipeline.generate("a text", max_new_tokens={CONTINUED})',
-        ]
-    )
+    folder, options = FORMATS["openvino"].rpartition("/")[0], f"max_new_tokens={CONTINUED}"
+    lines = ["import openvino_genai  # of the extra genai", ""]
+    lines += [f'pipeline = openvino_genai.LLMPipeline("{folder}", "CPU")']
+    if getattr(tokenizer, "chat_template", None):
+        lines += ["# By default the text would be put into the template of a chat."]
+        options += ", apply_chat_template=False"
+    return "\n".join([*lines, f'output = pipeline.generate("a text", {options})'])
 
 
 def loading_of_sentences(formats: Sequence[str]) -> str:
-    """Lines for sentence-transformers."""
-    lines = ["from sentence_transformers import SentenceTransformer", ""]
-    if "torch" in formats:
-        lines[:0] = ["import greenformers"]
-        lines += ['model = SentenceTransformer(".")']
-    for form, library in (("openvino", "optimum-intel"), ("onnx", "optimum-onnx")):
-        if form in formats:
-            lines += [f'model = SentenceTransformer(".", backend="{form}")  # needs {library}']
-    return "\n".join([*lines, 'embeddings = model.encode(["a text", "and another one"])'])
+    """Lines for sentence-transformers; none where it reads no format."""
+    models = {
+        "torch": 'SentenceTransformer(".")',
+        PACKED: f'SentenceTransformer("{PACKED}")  # needs compressed-tensors',
+        "openvino": 'SentenceTransformer(".", backend="openvino")  # needs optimum-intel',
+        "onnx": 'SentenceTransformer(".", backend="onnx")  # needs optimum-onnx',
+    }
+    lines = [f"model = {model}" for form, model in models.items() if form in formats]
+    if not lines:
+        return ""
+    first = ["import greenformers"] if "torch" in formats else []
+    first += ["from sentence_transformers import SentenceTransformer", ""]
+    return "\n".join([*first, *lines, 'embeddings = model.encode(["a text", "and another one"])'])

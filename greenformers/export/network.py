@@ -1,7 +1,7 @@
 """A model of `transformers` as a function of tensors, and the batches on which it and its files are compared."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,12 @@ from greenformers.model.positions import first_position
 IDS, MASK, TYPES, POSITIONS = "input_ids", "attention_mask", "token_type_ids", "position_ids"
 LEAST = 4
 """Least length, in tokens, of the batches that a network is traced and tried with."""
+
+OTHERS = (
+    "pixel_values", "input_features", "bbox", "image_pixel_values", "image_patches", "visual_embeds", "xpath_tags_seq",
+    "input_shape_ids",
+)  # fmt: skip
+"""Inputs of networks that read more than texts, but run without them; `input_values` ours take in place of texts."""
 
 OUTPUTS = ("logits", "last_hidden_state")
 
@@ -68,9 +74,9 @@ class Network(nn.Module):
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         super().__init__()
         name, takes = type(model).__name__, inspect.signature(model.forward).parameters
-        halves = ", whose encoder and decoder would need a file each" if model.config.is_encoder_decoder else ""
-        if halves or not {IDS, MASK} <= set(takes):
-            raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}{halves}")
+        beyond = _beyond(model, takes)
+        if beyond or not {IDS, MASK} <= set(takes):
+            raise ValueError(f"only networks that take {IDS} and {MASK} alone can be exported; got a {name}{beyond}")
         if model.device.type != "cpu":
             raise ValueError(f"the model must be on the CPU, got one on {model.device}")
         deciding = next((change for change in kinds() if change.by_input and change.describe(model)), None)
@@ -84,9 +90,9 @@ class Network(nn.Module):
         typed = typed and (tokenizer is None or TYPES in tokenizer.model_input_names)
         self.inputs: tuple[str, ...] = (IDS, MASK, TYPES) if typed else (IDS, MASK)
         self.axes = tuple({0: "batch", 1: "length"} for _ in self.inputs)
-        self.options = {"use_cache": False} if "use_cache" in takes else {}
+        self.options = {"use_cache": False} if {"use_cache", "past_key_values"} & set(takes) else {}
         self.generates = model.can_generate()
-        self.remembers = self.generates and {"use_cache", "past_key_values"} <= set(takes)
+        self.remembers = self.generates and "past_key_values" in takes
         self.places = self.generates and POSITIONS in takes
         self.first = first_position(model)
         try:
@@ -129,6 +135,15 @@ class Network(nn.Module):
         mask = mask.flip(1) if padded == "left" else mask
         types = (torch.arange(length) >= length // 2).long() * mask
         return (ids.where(mask.bool(), pad), mask, types)[: len(self.inputs)]
+
+
+def _beyond(model: PreTrainedModel, takes: Collection[str]) -> str:
+    """What a network that takes these inputs is or reads beyond texts, as the end of a sentence; empty for nothing."""
+    if model.config.is_encoder_decoder:
+        return ", whose encoder and decoder would need a file each"
+    if hasattr(model.config, "type_vocab_sizes"):  # of TAPAS
+        return f", which reads {TYPES} of several kinds too"
+    return next((f", which reads {other} too" for other in OTHERS if other in takes and IDS in takes), "")
 
 
 def positions(mask: Tensor, length: int, first: int = 0) -> Tensor:

@@ -182,14 +182,19 @@ def has_int8(model: PreTrainedModel) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
+def calibrates(model: PreTrainedModel, formats: Sequence[str]) -> bool:
+    """Whether a model has int8 layers, and a format needs the ranges of their inputs."""
+    return has_int8(model) and any(name in LIBRARIES for name in formats)
+
+
 def check_calibration(model: PreTrainedModel, formats: Sequence[str], calibrated: bool) -> None:
     """Check that int8 layers can be calibrated where a format needs it.
 
     Raises:
         ValueError: They cannot.
     """
-    graphs = [name for name in formats if name in LIBRARIES]
-    if graphs and has_int8(model) and not calibrated:
+    if calibrates(model, formats) and not calibrated:
+        graphs = [name for name in formats if name in LIBRARIES]
         raise ValueError(
             f"{' and '.join(graphs)} run int8 layers in integers by ranges of their inputs, which come from texts like "
             "those the model is for: give some (--texts)"

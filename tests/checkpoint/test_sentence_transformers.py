@@ -25,14 +25,15 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 from zoo import network
 
 import greenformers
-from greenformers.changes import Heal, Int8, LowRank, Narrow
-from greenformers.checkpoint import sentence
+from greenformers.changes import Bits, Heal, Int8, LowRank, Narrow
+from greenformers.checkpoint import pooling, sentence
 from greenformers.checkpoint.pooling import read_pooling
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.checkpoint.sentence import sentence_folder
 from greenformers.compress.from_disk import compress_from_disk
 from greenformers.compress.quality import embed
 from greenformers.data._pooling import pooling_of
+from greenformers.export import deploy as deploying
 
 Patch, Captured = pytest.MonkeyPatch, pytest.CaptureFixture[str]
 TEXTS = ["bar", "dos kit lun mes nalo bar bar dor kin", "lumi mes"]
@@ -293,6 +294,16 @@ def test_from_the_hub_the_modules_come_too(bert: Path, tmp_path: Path, monkeypat
     assert sentence_folder("some/other") is None
     assert sentence_folder("./none") is None
     assert asked == ["some/encoder", "some/other"]
+    # A model that transformers read from there has them too; what was never read from there is not asked for.
+    monkeypatch.setattr(
+        pooling, "try_to_load_from_cache", lambda name, file: str(folder / file) if "some" in name else None
+    )
+    for name in ("some/encoder", "some/encoder", "folder/gone"):
+        model = AutoModel.from_pretrained(folder)
+        model.name_or_path = name
+        pooling.know(model)
+        assert pooling_of(model).modes == (("cls",) if name == "some/encoder" else ("mean",))
+    assert asked == ["some/encoder", "some/other", "some/encoder"]
 
 
 @pytest.mark.slow
@@ -325,3 +336,37 @@ def test_an_export_says_how_wide_its_vectors_are(bert: Path, tmp_path: Path) -> 
     greenformers.compress(model, Narrow(hidden=24), texts=sentences(40), tokenizer=words)
     greenformers.export(model, tmp_path / "out", ["program"])
     assert json.loads((tmp_path / "out/1_Pooling/config.json").read_text())["embedding_dimension"] == 24
+    assert "SentenceTransformer" not in (tmp_path / "out/README.md").read_text()  # which reads no programs
+
+
+def test_an_export_takes_tokenizer_and_length_from_the_folder(bert: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    folder = written(bert, tmp_path / "whole", Pooling(32))
+    told = json.loads((folder / "tokenizer_config.json").read_text())
+    told["model_input_names"] = ["input_ids", "attention_mask"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    lengths: list[int] = []
+    plain = deploying.deploy
+
+    def watched(*given: Any, length: int, **options: Any) -> Any:
+        lengths.append(length)
+        return plain(*given, length=length, **options)
+
+    monkeypatch.setattr(deploying, "deploy", watched)
+    greenformers.export(AutoModel.from_pretrained(folder), tmp_path / "out", ["torch", "program"])
+    assert lengths == [LONGEST]
+    monkeypatch.chdir(tmp_path / "out")
+    card = Path("README.md").read_text()
+    assert "Inputs are `input_ids`, `attention_mask`, int64" in card
+    for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        exec(block, {})
+
+
+def test_an_export_in_few_bits_is_read_by_sentence_transformers(bert: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    model = AutoModel.from_pretrained(written(bert, tmp_path / "whole", Pooling(32)))
+    greenformers.compress(model, Bits(8, per="row", symmetric=True, by="rounding", select=("linear",)))
+    greenformers.export(model, tmp_path / "out", ["compressed-tensors"])
+    monkeypatch.chdir(tmp_path / "out")
+    shown: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[-1], shown)
+    assert isinstance(shown["model"], SentenceTransformer)
+    assert shown["embeddings"].shape == (2, 32)

@@ -14,6 +14,8 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     GPT2LMHeadModel,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     RobertaConfig,
@@ -149,6 +151,15 @@ def test_models_of_our_own_keep_one_too() -> None:
     with torch.no_grad():
         for got, right in zip(program(*tensors), cached(*tensors), strict=True):
             torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+def test_one_that_is_told_of_the_cache_among_further_options_keeps_it_too() -> None:
+    config = GraniteMoeHybridConfig(
+        vocab_size=53, hidden_size=32, num_attention_heads=2, num_key_value_heads=2, intermediate_size=44,
+        num_hidden_layers=1, num_local_experts=0, shared_intermediate_size=44, layer_types=["attention"],
+        mamba_n_heads=4,
+    )  # fmt: skip
+    assert isinstance(as_cached(GraniteMoeHybridForCausalLM(config).eval()), CachedNetwork)
 
 
 def reasons() -> Iterator[tuple[Any, str]]:

@@ -12,10 +12,20 @@ import pytest
 import torch
 from forked import printed
 from torch import Tensor
-from transformers import BertModel, PreTrainedModel
+from transformers import (
+    BertModel,
+    LayoutLMConfig,
+    LayoutLMModel,
+    PreTrainedModel,
+    TapasConfig,
+    TapasModel,
+    XLNetConfig,
+    XLNetModel,
+)
 from zoo import EVERYTHING, network
 
 import greenformers
+from greenformers import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.changes import Attention, Int8, LowRank
 from greenformers.export import compare, measure
 from greenformers.export import write as writing
@@ -23,6 +33,7 @@ from greenformers.export.measure import check_loss, latencies, size_of
 from greenformers.export.network import Network, examples
 from greenformers.export.write import FORMATS, PACKED, reader, write
 from greenformers.measure.record import Record
+from greenformers.model.positions import reach
 from greenformers.solve.units import TransposedLED, units
 
 OF_ANY = [form for form in FORMATS if form != PACKED]
@@ -254,6 +265,27 @@ def test_refusals(name: str, more: dict[str, Any], message: str, tmp_path: Path)
     with pytest.raises(ValueError, match=message):
         write(network(name), tmp_path / "out", **more)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_networks_that_read_more_than_texts_are_refused() -> None:
+    sizes = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    layout, table = LayoutLMModel(LayoutLMConfig(**sizes)), TapasModel(TapasConfig(**sizes))
+    for model, more in ((layout, "bbox"), (table, "token_type_ids of several kinds")):
+        with pytest.raises(ValueError, match=f"can be exported; got a {type(model).__name__}, which reads {more} too"):
+            Network(model)
+    config = GreenformerConfig(num_labels=3, **sizes)  # type: ignore[arg-type]
+    model = GreenformerForSequenceClassification(config)  # which takes values in place of texts
+    assert Network(model).output == "logits"
+
+
+def test_a_network_that_names_no_longest_input_takes_any() -> None:
+    assert reach(XLNetModel(XLNetConfig(vocab_size=53, d_model=32, n_head=2, d_inner=44, n_layer=1))) is None
+
+
+@pytest.mark.parametrize("texts", [[], "a text", ["a text", 1]])
+def test_what_is_no_list_of_texts_is_refused(texts: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="texts must be a list of at least one text, got "):
+        greenformers.export(network("bert"), tmp_path / "out", ["program"], texts=texts)
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript", "openvino"])

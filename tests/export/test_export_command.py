@@ -1,5 +1,6 @@
 """`greenformers export`, as a user meets it: what it prints, what it leaves on disk, and how it refuses."""
 
+import json
 import re
 import sys
 from functools import partial
@@ -28,6 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer("gpt2").save_pretrained(root / "gpt2")
     network("bert", "BertModel", num_hidden_layers=1).bfloat16().save_pretrained(root / "half")
     network("t5").save_pretrained(root / "t5")
+    (root / "texts.txt").write_text("w1 w2\nw3 w4\n")
     return root
 
 
@@ -75,7 +77,7 @@ def test_a_compressed_classifier(
 
     # The folder alone is enough, as its card says.
     card = (out / "README.md").read_text()
-    assert "the output is `logits`" in card
+    assert "of any batch and up to 40 tokens; the output is `logits`" in card
     assert str(home) not in card
     monkeypatch.chdir(out)
     by_openvino, by_onnx, by_torch = shown(out / "README.md")
@@ -143,6 +145,10 @@ def test_a_language_model_writes_the_same_everywhere(
         ("small --lengths 41", "lengths must be at most 40, the longest input of the model, got 41"),
         ("small --batch 0", "batch must be at least 1, got 0"),
         ("small --limit 5", "--limit is of texts to calibrate with: give some (--texts)"),
+        (
+            "small --limit 5 --texts texts.txt",
+            "--limit is of texts to calibrate int8 layers with for openvino and onnx",
+        ),
         ("small --lengths= --batch 2", "--batch is of no use with --lengths"),
         ("t5", "only networks that take input_ids and attention_mask alone can be exported; got a T5"),
         ("./nowhere", "./nowhere is not a folder with a model"),
@@ -177,6 +183,10 @@ def test_what_stands_in_the_way_stays(
         assert message.endswith(f"{out.name} exists and holds no exported model: name another folder")
     message = refused(monkeypatch, capsys, "export", str(home / "small"), "--out", str(home / "small"))
     assert "out must be another folder than that of" in message
+    out = tmp_path / "out"
+    for option in ("--texts", "--results"):
+        words = ["export", str(home / "small"), "--out", str(out), option, str(out / "inside.jsonl")]
+        assert "inside.jsonl, which it would replace; got" in refused(monkeypatch, capsys, *words)
     assert listing(tmp_path) | listing(home) == before
 
 
@@ -192,7 +202,8 @@ def test_interrupted_it_leaves_nothing(
             raise KeyboardInterrupt  # as Python does where Ctrl-C is pressed
 
     monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)
-    words = ["export", str(home / "half"), "--out", str(tmp_path / "out"), "--formats", "program", "--lengths", "8"]
+    out = tmp_path / "new" / "deep" / "out"
+    words = ["export", str(home / "half"), "--out", str(out), "--formats", "program", "--lengths", "8"]
     assert run(monkeypatch, *words) not in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -222,7 +233,10 @@ def test_texts_calibrate_and_judge(
     texts = ["--texts", str(tmp_path / "texts.tsv"), "--length", "12"]
     assert run(monkeypatch, *words, *texts) == 0
     assert "Accuracy" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "README.md").read_text().count("nan")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "nan" not in card
+    assert "Int8 layers have the ranges of single texts" in card
+    assert json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"] is None
     before = listing(tmp_path)
     message = refused(monkeypatch, capsys, *words, *texts, "--loss", "-100")  # as no file can gain
     assert re.search(r"ONNX Runtime loses \S+ % of the model's accuracy, more than the -100 % of --loss", message)

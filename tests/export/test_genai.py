@@ -12,6 +12,7 @@ import greenformers
 from greenformers.changes import LowRank
 from greenformers.data import train_tokenizer
 from greenformers.export import genai
+from greenformers.export.loading import loading_in_genai
 from greenformers.export.write import FORMATS, write
 
 openvino_genai = pytest.importorskip("openvino_genai", reason="the genai extra is not installed")
@@ -24,20 +25,29 @@ def subwords() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.slow
-def test_it_writes_what_the_model_writes(subwords: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_it_writes_what_the_model_writes(
+    subwords: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = network("llama", num_hidden_layers=1, vocab_size=len(subwords), eos_token_id=None)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.dim() == 2 else 1)
     greenformers.compress(model, LowRank(keep=0.5))
     model.generation_config.eos_token_id = None
+    monkeypatch.setattr(
+        subwords, "chat_template", "{% for message in messages %}lumi {{ message['content'] }}{% endfor %}"
+    )
     assert write(model, tmp_path, ["openvino"], tokenizer=subwords, length=16).unread == ""
     pipeline = openvino_genai.LLMPipeline(str(tmp_path / HOME), "CPU", INFERENCE_PRECISION_HINT="f32")
     text = "bar dor"
     tokens = subwords(text, return_tensors="pt")
     ids = model.generate(**tokens, max_new_tokens=NEW, do_sample=False)[0, tokens["input_ids"].shape[1] :]
     assert len(set(ids.tolist())) > 2
-    assert pipeline.generate(text, max_new_tokens=NEW) == subwords.decode(ids, skip_special_tokens=True)
+    right = subwords.decode(ids, skip_special_tokens=True)
+    assert pipeline.generate(text, max_new_tokens=NEW, apply_chat_template=False) == right
+    assert pipeline.generate(text, max_new_tokens=NEW) != right
+    assert "max_new_tokens=20, apply_chat_template=False)" in loading_in_genai(subwords)
+    assert "max_new_tokens=20)" in loading_in_genai(None)
 
 
 def test_what_cannot_be_read_is_said(
