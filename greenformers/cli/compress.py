@@ -96,7 +96,8 @@ def compress(
     job = filled(Job, typed)
     if blocks_at_once is not None and not (from_disk and (job.texts or job.calibrate)):
         raise ValueError("--blocks-at-once is of --from-disk with texts to calibrate with")
-    terminal.check_apart(out, model, job.teacher)
+    texts = job.texts, job.calibrate, job.heal_texts, job.evaluate, job.teacher_cache
+    terminal.check_apart(out, model, job.teacher, *texts, results)
     if report is not None:
         terminal.check_page(report)
     if lose is not None or faster is not None:

@@ -59,7 +59,7 @@ def static(
     console = terminal.console()
     if length is not None and length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
-    terminal.check_apart(out, model)
+    terminal.check_apart(out, model, texts, evaluate, teacher_cache, results)
     check_place(out)
     if results is not None:
         terminal.check_results(results)

@@ -258,6 +258,16 @@ def test_what_stands_in_the_way_stays(
     # Not even the model itself.
     message = refused(monkeypatch, capsys, "compress", str(home / "BertModel"), "--out", str(home / "BertModel"))
     assert "out must be another folder than that of" in message
+    # Nor the records of what was there before.
+    words = [
+        "compress",
+        str(home / "BertModel"),
+        "--out",
+        str(tmp_path / "new"),
+        "--results",
+        str(tmp_path / "new" / "r"),
+    ]
+    assert f"than that of {tmp_path / 'new' / 'r'}, which it would replace" in refused(monkeypatch, capsys, *words)
 
 
 @pytest.mark.usefixtures("interruptible")
