@@ -45,6 +45,9 @@ STRATEGIES = {"wide": ("evolution", "random"), "narrow": ("evolution", "random",
 SECONDS, TRYING = {"digits": 200.0, "tinyshakespeare": 400.0}, 0.6
 """Compute of a search without its last trainings, and the share of it after which no new network is tried."""
 
+STEPS, QUICK_STEPS = {"digits": 180, "tinyshakespeare": 400}, 20
+"""Steps of a whole training."""
+
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
@@ -60,13 +63,19 @@ BENCHMARK = Benchmark(
 )
 
 
+def steps_of(run: Run, name: str) -> int:
+    """Steps of a training on a data set."""
+    return QUICK_STEPS if run.quick else STEPS[name]
+
+
 def base(run: Run) -> Settings:
     """The network that others are compared with, and how networks are trained."""
+    steps = steps_of(run, run.given.data)
     if run.given.data == "digits":
-        return Settings(steps=20 if run.quick else 180, limit=200 if run.quick else None)
+        return Settings(steps=steps, limit=200 if run.quick else None)
     return Settings(
         data="tinyshakespeare", folder=str(run.given.folder), tokenizer="characters", length=128, batch=16, hidden=64,
-        layers=2, heads=4, feed_forward=256, steps=20 if run.quick else 400, learning_rate=3e-3,
+        layers=2, heads=4, feed_forward=256, steps=steps, learning_rate=3e-3,
         limit=600 if run.quick else None,
     )  # fmt: skip
 
@@ -81,6 +90,8 @@ def main(run: Run) -> bool:
         if given.data != "digits" and not given.folder.is_dir():
             return run.skip(f"{given.folder} is not there")
         records = searched(run)
+    # The file may hold those of quick runs.
+    records = [record for record in records if record.setting["steps"] == steps_of(run, record.setting["data"])]
     run.show(shown(records))
     if given.picture:
         save(picture(records), given.picture)
@@ -135,8 +146,9 @@ def search(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path
     rungs = tuple(dict.fromkeys(max(1, base.schedule.stream(held).steps // part) for part in RUNGS))
     plan = NetworkPlan(Bound(faster=FASTER), rungs, TRYING * seconds, seed)
     own = replace(space, base=base)
-    tries = Tries(Trials(folder / "search/trials.jsonl"), clock=time.process_time)
-    hurdles = Hurdles(own, NetworkLab(own, held, seed, FASTER), plan, tries)
+    trials = Trials(folder / "search/trials.jsonl")
+    tries = Tries(trials, clock=time.process_time)
+    hurdles = Hurdles(own, NetworkLab(own, held, seed, FASTER, trials.measured_once), plan, tries)
     ways: dict[str, Callable[[Hurdles], None]] = {
         "evolution": by_evolution, "random": by_chance, "one-shot": lambda hurdles: by_one_shot(hurdles, folder)
     }  # fmt: skip

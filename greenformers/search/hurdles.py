@@ -1,7 +1,8 @@
 """Networks by evolution or by chance, with progressive dynamic hurdles. So 2019, arXiv:1901.11117, 3.2.
 
 All networks are trained for a few steps. Once some have been, those that are better than the mean of their last few
-equals are trained for more, and of these the better ones in full. Evolution is that of Real 2019, arXiv:1802.01548: of
+equals are trained for more, and of these the better ones in full. In the end the best are, of those that the hurdles
+held back too: few may have been fast enough to be trained at all. Evolution is that of Real 2019, arXiv:1802.01548: of
 a few networks of the population the best has a child, with one part or two changed, and the oldest leaves; the
 population begins with the network of the settings, children of it, and as many by chance.
 """
@@ -27,6 +28,12 @@ TOO_SLOW = 1e6
 
 FIRST = 5
 """Networks that are trained for the same steps before there is a hurdle."""
+
+TOP = 3
+"""The best networks, which are trained in full."""
+
+FINISHING = 0.2
+"""Share of the time that is kept for training the best in full, as long as none was."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,9 @@ class Hurdles:
 
     @property
     def over(self) -> bool:
-        """Whether the time is over."""
-        return self.tries.trials.seconds > self.plan.seconds
+        """Whether no new network is tried: what is left of the time is for training the best in full."""
+        kept = FINISHING * max(0, TOP - len(self._in_full)) / TOP
+        return self.tries.trials.seconds > (1 - kept) * self.plan.seconds
 
     @property
     def over_now(self) -> bool:
@@ -104,6 +112,24 @@ class Hurdles:
             above = sorted((row for row in merits if merits[row] > hurdle), key=lambda row: -merits[row])
             self.train_all(above, upper, lambda: self.over)
 
+    def finish(self) -> None:
+        """Train in full the best that were not, until the best few are; one of them also when the time is over."""
+        last, missing = self.plan.rungs[-1], max(0, TOP - len(self._in_full))
+        longest = {trial.genes: trial for trial in self.tries.trials.seen}
+        left = [genes for genes, t in longest.items() if t.refused is None and t.steps < last and self._fits(t)]
+        left.sort(key=self.fitness, reverse=True)
+        self.train_all(
+            left[:missing], last, lambda: bool(self._in_full) and self.tries.trials.seconds > self.plan.seconds
+        )
+
+    @property
+    def _in_full(self) -> list[Trial]:
+        """Networks other than that of the settings that are fast enough and were trained in full."""
+        return [trial for trial in self.tries.trials.done(self.plan.rungs[-1]) if self._fits(trial)]
+
+    def _fits(self, trial: Trial) -> bool:
+        return trial.genes != self.space.start and trial.speed >= (self.plan.bound.faster or 0)
+
     def merit(self, trial: Trial) -> float:
         """How good a trial is; of networks that are better than that of the settings, the better they are."""
         gain = log1p(max(0.0, -trial.lost) / EPSILON) if self.plan.bound.lose is None else 0.0
@@ -139,7 +165,7 @@ class Hurdles:
 
 
 def by_evolution(hurdles: Hurdles) -> None:
-    """Try children of the best until the time is over."""
+    """Try children of the best until the time is over, and train the best in full."""
     draw, space = random.Random(hurdles.plan.seed), hurdles.space
     population = [space.start]
 
@@ -149,10 +175,11 @@ def by_evolution(hurdles: Hurdles) -> None:
     while not hurdles.over:
         children = hurdles.fresh(child)
         if not children:
-            return
+            break
         hurdles.up(children)
         population += children
         del population[:-POPULATION]
+    hurdles.finish()
 
 
 def _child(
@@ -165,10 +192,11 @@ def _child(
 
 
 def by_chance(hurdles: Hurdles) -> None:
-    """Try networks by chance until the time is over."""
+    """Try networks by chance until the time is over, and train the best in full."""
     draw = random.Random(hurdles.plan.seed)
     while not hurdles.over:
         rows = hurdles.fresh(lambda _: hurdles.space.drawn(draw))
         if not rows:
-            return
+            break
         hurdles.up(rows)
+    hurdles.finish()

@@ -14,7 +14,7 @@ from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record, with_ratios
 from greenformers.model.variant import control
 from greenformers.search.bound import Bound
-from greenformers.search.hurdles import Hurdles, NetworkPlan, by_chance, by_evolution
+from greenformers.search.hurdles import TOP, Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, with_validation
 from greenformers.search.network_space import PARTS, NetworkSpace
 from greenformers.search.one_shot import by_one_shot, parts_of
@@ -34,9 +34,9 @@ STRATEGIES = ("evolution", "random", "one-shot")
 RUNGS = (9, 3, 1)
 """Parts of the steps of the settings that networks are trained for, before and behind each hurdle."""
 
-TOP, AGAIN = 3, 1
-"""The best networks, which are trained with so many other seeds before one is chosen: of many the best by one
-training looks better than it is."""
+AGAIN = 1
+"""Other seeds that the best networks are trained with before one is chosen: of many the best by one training looks
+better than it is."""
 
 AFTER = (TOP + 1) * AGAIN + 2
 """Full trainings behind the search: the best and the network of the settings with other seeds, and the runs of two."""

@@ -226,6 +226,21 @@ def test_only_what_is_above_the_mean_of_its_equals_is_trained_for_more(strategy,
 
 
 @pytest.mark.parametrize("strategy", [by_evolution, by_chance])
+def test_the_best_are_trained_in_full_where_hardly_any_are_fast_enough_for_hurdles(strategy, tmp_path, monkeypatch):
+    class Timed(KnownLab):
+        def trial(self, genes, steps, turn, speed=None):
+            tried = super().trial(genes, steps, turn, speed)
+            return tried if tried.speed >= 2.9 or genes == (0, 0) else replace(tried, refused="too slow")
+
+    monkeypatch.setitem(hurdles.__globals__, "KnownLab", Timed)
+    two = dict(itertools.islice(KNOWN.values.items(), 2))
+    monkeypatch.setitem(hurdles.__globals__, "KNOWN", replace(KNOWN, values=two))
+    search = hurdles(tmp_path, Bound(faster=2.9))
+    strategy(search)
+    assert {trial.genes for trial in search.tries.trials.done(RUNGS[-1])} == {(0, 0), (4, 5), (5, 4), (5, 5)}
+
+
+@pytest.mark.parametrize("strategy", [by_evolution, by_chance])
 def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path, monkeypatch):
     bound = Bound(faster=1.5)
     whole = hurdles(tmp_path / "whole", bound)
