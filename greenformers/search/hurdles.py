@@ -16,6 +16,7 @@ from math import log1p
 from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.network_lab import NetworkLab
 from greenformers.search.network_space import NetworkSpace
+from greenformers.search.network_speeds import hopeful
 from greenformers.search.space import TRIES, Genes
 from greenformers.search.trials import Trial
 from greenformers.search.tries import Tries, Turn
@@ -77,6 +78,11 @@ class Hurdles:
         """Whether the time is over in the middle of a trial."""
         return self.tries.seconds > self.plan.seconds
 
+    @property
+    def least(self) -> float:
+        """How many times as fast as that of the settings a network must be."""
+        return self.plan.bound.faster or 1.0
+
     def begin(self) -> None:
         """Train the network of the settings, which others are compared with after each number of steps."""
         for steps in self.plan.rungs:
@@ -104,7 +110,9 @@ class Hurdles:
         """Train networks for the fewest steps, and then whatever is above its hurdle for more."""
         self.train_all(rows, self.plan.rungs[0])
         for lower, upper in pairwise(self.plan.rungs):
-            recent = self.tries.trials.done(lower)[-POPULATION:]
+            # The network of the settings, where it is far too slow, would let everything through.
+            fast = [trial for trial in self.tries.trials.done(lower) if trial.speed >= self.least]
+            recent = fast[-POPULATION:]
             merits = {trial.genes: self.merit(trial) for trial in recent}
             if len(merits) < FIRST:
                 return
@@ -128,7 +136,7 @@ class Hurdles:
         return [trial for trial in self.tries.trials.done(self.plan.rungs[-1]) if self._fits(trial)]
 
     def _fits(self, trial: Trial) -> bool:
-        return trial.genes != self.space.start and trial.speed >= (self.plan.bound.faster or 0)
+        return trial.genes != self.space.start and trial.speed >= self.least
 
     def merit(self, trial: Trial) -> float:
         """How good a trial is; of networks that are better than that of the settings, the better they are."""
@@ -144,21 +152,27 @@ class Hurdles:
         last = max(seen, key=lambda trial: trial.steps, default=None)
         if last is None or not last.speed > 0:  # also one whose training for more steps diverged
             return float("-inf")
-        too_slow = last.refused is not None or last.speed < (self.plan.bound.faster or 0)
+        too_slow = last.refused is not None or last.speed < self.least
         return last.speed - TOO_SLOW if too_slow else self.merit(last)
 
     def fresh(self, drawn: Callable[[list[Genes]], Genes]) -> list[Genes]:
         """As many networks as are trained at once, none of which was tried; fewer where there hardly are any.
 
+        Those that are probably too slow are passed over, as long as others are drawn.
+
         Args:
             drawn: Function that draws one, beside those that were just drawn.
         """
-        tried = {trial.genes for trial in self.tries.trials.seen}
+        seen = self.tries.trials.seen
+        may_be_fast = hopeful(seen, [len(values) for values in self.space.values.values()], self.least)
+        tried = {trial.genes for trial in seen}
         rows: list[Genes] = []
         for _ in range(self.tries.at_once):
-            genes = next((genes for _ in range(TRIES) if (genes := drawn(rows)) not in tried), None)
-            if genes is None:
+            untried = (genes for _ in range(TRIES) if (genes := drawn(rows)) not in tried)
+            first = next(untried, None)
+            if first is None:
                 break
+            genes = first if may_be_fast(first) else next(filter(may_be_fast, untried), first)
             tried.add(genes)
             rows.append(genes)
         return rows
