@@ -31,13 +31,14 @@ def corpus(pairs: Path, wikitext: Path, reviews: Path, phrases: Path, captions: 
     found += [sentence for text in imdb.load(reviews).train.texts for sentence in _split(text[0])]
     found += [source for source, _ in multi30k.load(captions).train]
     # What students are judged by is not learned from: captions of several sets are of the same pictures.
-    judged = {_plain(segment) for part in (scored.valid, scored.test) for row in part.texts for segment in row}
-    unique = list(dict.fromkeys(text.strip() for text in found if _plain(text) and _plain(text) not in judged))
+    judged = {plain(segment) for part in (scored.valid, scored.test) for row in part.texts for segment in row}
+    unique = list(dict.fromkeys(text.strip() for text in found if plain(text) and plain(text) not in judged))
     random.Random(0).shuffle(unique)
     return unique
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """The words of a text, by which it is the same as another."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import shlex
 import sys
 import time
@@ -351,6 +352,14 @@ def told(task: str, share: float) -> None:
     """Progress in a log: a line every tenth."""
     if abs(10 * share - round(10 * share)) < 1e-9:
         print(f"{task}: {100 * share:.0f} %", file=sys.stderr, flush=True)
+
+
+def with_threads() -> dict[str, str]:
+    """The variables of a command that is to have as many threads as torch has here."""
+    import torch
+
+    count = str(torch.get_num_threads())
+    return os.environ | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
 
 
 def growth(values: Mapping[int, float]) -> float:

@@ -334,7 +334,7 @@ def bar(
     other, best = ran.leader(dense), ran.leader(low)
     sign = 1 if METRICS[metric].less_is_better else -1
     lost = sign * (fmean(values[best]) - fmean(values[other]))
-    share = times[best].value / times[other].value
+    share = (times[other].ratio or 1) / (times[best].ratio or 1)  # of the rounds' ratios, as in the table
     met = lost <= most and share <= 1
     print(
         f"{best} beside {other}: {METRICS[metric].label} {lost:+.2f} worse, {share:.2f} of the training time; "

@@ -23,6 +23,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean
 from typing import Any
 
@@ -137,16 +138,43 @@ def eager(shape: Shape) -> Call:
     return call
 
 
-class Part(nn.Module):
-    """One third of the last dimension: in place of a projection to q, k or v."""
+class Given(nn.Module):
+    """In place of a projection: what it would give, of the shape its module wants."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.index = index
+        self.value: Tensor | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, 3 d) to (B, N, d)."""
-        return x.chunk(3, -1)[self.index]
+    def forward(self, _: Tensor) -> Tensor | None:
+        """The tensor that was put here."""
+        return self.value
+
+
+def given(
+    module: nn.Module, names: Sequence[str] = ("query", "key", "value"), *, positions_first: bool = False
+) -> Callable[..., Tensor]:
+    """Replace the projections of an attention module; returns what feeds them, and gives an input of the right size.
+
+    Args:
+        module: of the peer.
+        names: of its projections to q, k and v.
+        positions_first: whether they are to give (N, B, d), and not (B, N, d).
+    """
+    places = {name: Given() for name in names}
+    for name, place in places.items():
+        setattr(module, name, place)
+
+    @cache
+    def zeros(length: int) -> Tensor:
+        return torch.zeros(1, length, HEADS * DIM)
+
+    def feed(*tensors: Tensor) -> Tensor:
+        for place, x in zip(places.values(), tensors, strict=True):
+            rows = x.transpose(1, 2).flatten(2)  # (B, N, d)
+            place.value = rows.transpose(0, 1) if positions_first else rows
+        return zeros(tensors[0].shape[2])
+
+    return feed
 
 
 class Called(nn.Module):
@@ -168,7 +196,7 @@ class Called(nn.Module):
 
 @dataclass(frozen=True)
 class Joined:
-    """A module that projects its input itself, fed with what its projections are to give: q, k and v side by side.
+    """A module that projects its input at once, fed with what this is to give: q, k and v side by side.
 
     Attributes:
         module: of the peer.
@@ -201,17 +229,16 @@ def transformers_nystromformer(length: int) -> Call:
     )  # fmt: skip
     module = NystromformerSelfAttention(config)
     module.conv_kernel_size = None
-    for index, name in enumerate(("query", "key", "value")):
-        setattr(module, name, Part(index))
-    return Joined(module)
+    feed = given(module)
+    return Called(module, lambda module, *tensors: module(feed(*tensors))[0])
 
 
 def linformer(length: int) -> Call:
     package = importlib.import_module("linformer")
     module = package.LinformerSelfAttention(HEADS * DIM, length, k=K, heads=HEADS, dim_head=DIM)
-    module.to_q, module.to_k, module.to_v = (Part(index) for index in range(3))
+    feed = given(module, ("to_q", "to_k", "to_v"))
     module.to_out = nn.Identity()
-    return Joined(module)
+    return Called(module, lambda module, *tensors: module(feed(*tensors)))
 
 
 def performer(causal: bool) -> Callable[[int], Call]:

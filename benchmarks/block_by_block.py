@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import RUNS, Benchmark, Option, Run, data, yes
+from _harness import RUNS, Benchmark, Option, Run, data, with_threads, yes
 from compress_minilm import LENGTH, minilm, model_folder, pairs, sentences
 from few_bits_language_model import HELD, of_words, write
 from rich.table import Table
@@ -191,7 +191,7 @@ def made(model: str, texts: Path, length: int, words: list[str], out: Path) -> f
     began = time.perf_counter()
     given = [*texts_for(words, texts), "--length", str(length)]
     command = [sys.executable, "-m", "greenformers", "compress", model, *words, *given, "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=with_threads())
     return time.perf_counter() - began
 
 

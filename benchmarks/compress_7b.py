@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import torch
-from _harness import RUNS, Benchmark, Option, Run, yes
+from _harness import RUNS, Benchmark, Option, Run, with_threads, yes
 from rich.table import Table
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -113,7 +113,7 @@ def stopped(run: Run) -> bool:
         compress(dense, options, whole)
     again = whole.with_name(f"{whole.name}-again")
     remove(again)
-    process = subprocess.Popen(command(dense, options, again))
+    process = subprocess.Popen(command(dense, options, again), env=with_threads())
     while not (there := list(again.parent.glob(f"{again.name}.unfinished-*/block-{FEW - 1}.json"))):
         if process.poll() is not None:
             raise RuntimeError(f"it ended with status {process.returncode} before it was stopped")
@@ -185,7 +185,7 @@ def command(dense: Path, options: list[str], small: Path) -> list[str]:
 def compress(dense: Path, options: list[str], small: Path) -> tuple[float, float]:
     """Run the command, and the model that it wrote. The seconds of the command, and its peak memory in GiB."""
     began = time.perf_counter()
-    process = subprocess.Popen(command(dense, options, small))
+    process = subprocess.Popen(command(dense, options, small), env=with_threads())
     _, status, usage = os.wait4(process.pid, 0)  # what all children have taken would be that of the largest
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

@@ -9,8 +9,8 @@ A block of linear layers (m, n) that P weights are in, and T tokens to calibrate
 seconds: passes and sums over inputs, which grow with the tokens, and decompositions and rounding, which do not; the
 last sum is over inputs, which query, key and value, or gate and up, have in common. Blocks of Llama's kind with widths
 from 512 to 2,048 are compressed by the command of a user: the time of four blocks less that of two is that of two. a
-and b are those of the least relative errors. The error is that on each block by a fit to all others, and on the widest
-by a fit to the narrower ones, which is what foreseeing a 7B model asks for.
+and b are those of the least relative errors. The error is that on each block by a fit to those of all other shapes, and
+on the widest by a fit to the narrower ones, which is what foreseeing a 7B model asks for.
 
 Then hours for Llama-2's 7B, 13B and 70B (Touvron 2023, arXiv:2307.09288) on 64 texts of 512 tokens; and by arithmetic
 alone, as compressing from disk runs on the CPU, what accelerators would take at a third of their peak: floating-point
@@ -134,18 +134,18 @@ def a_block(shape: Shape, solver: str, texts: int) -> float:
 
 
 def foreseen(
-    run: Run, solver: str, work: np.ndarray, seconds: np.ndarray, rates: dict[str, float], narrower: int
+    run: Run, solver: str, work: np.ndarray, seconds: np.ndarray, rates: dict[str, float], texts: int
 ) -> list[Record]:
-    """Print the fit, its errors, and what large models take. Records of these."""
+    """Print the fit, its errors, and what large models take. Records of these. A shape has a row for each of texts."""
     at = fitted(work, seconds)
-    others = [np.delete(np.arange(len(work)), number) for number in range(len(work))]
-    errors = [abs(work[n] @ fitted(work[rest], seconds[rest]) / seconds[n] - 1) for n, rest in enumerate(others)]
-    widest = fitted(work[:-narrower], seconds[:-narrower])
-    beyond = np.abs(work[-narrower:] @ widest / seconds[-narrower:] - 1)
+    errors: list[np.ndarray] = []
+    for own in np.arange(len(work)).reshape(-1, texts):  # the rows of a shape, the last of which is the widest
+        others = fitted(np.delete(work, own, 0), np.delete(seconds, own))
+        errors.append(np.abs(work[own] @ others / seconds[own] - 1))
     print(
         f"{solver}: {at[0] * 1e12:.3g} s for 1e12 weights x tokens, {at[1] * 1e12:.3g} s for 1e12 of S; error by a fit "
-        f"to all others: median {np.median(errors):.1%}, largest {max(errors):.1%}; of the widest by the narrower "
-        f"{max(beyond):.1%}"
+        f"to all other shapes: median {np.median(errors):.1%}, largest {np.max(errors):.1%}; of the widest by the "
+        f"narrower {np.max(errors[-1]):.1%}"
     )
     table = Table("model", "a block, min", f"{solver} here, hours", "one accelerator, hours*", "eight, hours*")
     records = [run.record("relative_error", float(np.median(errors)), f"{solver}, foreseen", {}, source="estimated")]

@@ -60,7 +60,9 @@ BENCHMARK = Benchmark(
 
 def main(run: Run) -> None:
     if run.given.markdown:
-        print(markdown(run.known()), end="")
+        # The figures of a quick run, which mean little, may be in the file too.
+        whole = [record for record in run.known() if "--quick" not in record.context["command"]]
+        print(markdown(whole), end="")
         return
     sizes, records = parsed(run), []
     with tempfile.TemporaryDirectory() as name:

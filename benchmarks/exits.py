@@ -15,6 +15,7 @@ saved (Xin 2020, arXiv:2004.12993), PABEE 1.57x (Zhou 2020, arXiv:2006.04152), o
 """
 
 import copy
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -109,10 +110,11 @@ def study(
 ) -> list[Record]:  # fmt: skip
     """Exits of one network at every share, judged and timed."""
     models: dict[str, Any] = {f"{name}, dense": dense}
+    weights = digest(dense)
     records: list[Record] = []
     for share in SHARES[name][:1] if run.quick else SHARES[name]:
         change = Exits(8 if run.quick else run.given.steps, lose=0.05 if run.quick else share)
-        variant, home = f"{name}, {change.label}", run.given.runs / f"{name}-{share:g}-{run.given.steps}"
+        variant, home = f"{name}, {change.label}", run.given.runs / f"{name}-{share:g}-{run.given.steps}-{weights}"
         if run.quick or not (home / "config.json").is_file():
             began, small = time.monotonic(), copy.deepcopy(dense)
             texts = sentences[:300] if run.quick else sentences
@@ -131,6 +133,14 @@ def study(
     alone: list[Any] = [(text,) for row in judged[0].segments for text in row][: 32 if run.quick else TIMED]
     records += costs(run, models, Reader.of(dense, tokenizer, LENGTH).rows(Texts("timed", alone)))
     return with_ratios(records, to=f"{name}, dense")
+
+
+def digest(model: PreTrainedModel) -> str:
+    """What tells a network's weights from those of others: exits of these are not to be taken for its own."""
+    weights = hashlib.sha256()
+    for weight in model.state_dict().values():
+        weights.update(weight.numpy().tobytes())
+    return weights.hexdigest()[:8]
 
 
 def costs(run: Run, models: dict[str, Any], rows: Any) -> list[Record]:

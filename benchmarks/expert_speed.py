@@ -56,7 +56,7 @@ def main(run: Run) -> bool:
     run.show(table)
     print(f"nowhere slower than dense: {yes(met)}")
     run.write(records)
-    return met
+    return met or run.quick
 
 
 def experts(implementation: str, changes: list[Change]) -> nn.Module:

@@ -3,12 +3,13 @@
     python benchmarks/known_losses.py [--quick] [--records results/language_models.jsonl]
 
 From the records of `language_models.py`, the last training of each mechanism, task and seed: its last validation loss
-less that of dense attention with the same seed, the mean, least and greatest of the seeds. Which mechanisms are blind,
-with scores that compare no two tokens, is tried out.
+less that of dense attention with the same seed, the mean, least and greatest of the seeds. Of each task they are those
+of the setting with the most trainings; how many of others are left out is said. Which mechanisms are blind, with scores
+that compare no two tokens, is tried out.
 """
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import torch
@@ -22,6 +23,8 @@ from greenformers.measure.record import Record, read
 
 FILE = Path(advise.__file__).with_name("known.json")
 TASKS = {"causal_lm": "causal", "masked_lm": "masked"}
+OF_ONE_TRAINING = ("options", "seed", "step")
+"""What of a setting may differ between trainings that are compared."""
 
 BENCHMARK = Benchmark(
     __file__,
@@ -48,20 +51,34 @@ def main(run: Run) -> None:
 
 def losses(records: list[Record]) -> dict[str, dict[str, tuple[float, float, float, int]]]:
     """Differences to dense attention by task and variant: mean, least, greatest, and the number of seeds."""
-    last: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
-    for record in records:
-        at = record.setting
-        if record.metric == "loss" and at["step"] == at["steps"]:
-            last[at["task"], record.variant][at["seed"]] = record.value
-    by_task: dict[str, dict[str, tuple[float, float, float, int]]] = {task: {} for task in TASKS.values()}
-    for (task, variant), by_seed in sorted(last.items()):
-        dense = last[task, "full"]
-        apart = [by_seed[seed] - dense[seed] for seed in sorted(by_seed.keys() & dense.keys())]
-        own = variant in names() or variant.split()[0] in RANKED
-        if variant != "full" and own and apart:
-            mean, low, high = (round(figure, 4) for figure in (sum(apart) / len(apart), min(apart), max(apart)))
-            by_task[TASKS[task]][variant] = (mean, low, high, len(apart))
+    ends = [
+        record for record in records if record.metric == "loss" and record.setting["step"] == record.setting["steps"]
+    ]
+    by_task: dict[str, dict[str, tuple[float, float, float, int]]] = {name: {} for name in TASKS.values()}
+    for task, name in TASKS.items():
+        last: dict[str, dict[int, float]] = defaultdict(dict)
+        for record in of_one_setting([record for record in ends if record.setting["task"] == task], name):
+            last[record.variant][record.setting["seed"]] = record.value
+        dense = last.pop("full", {})
+        for variant, by_seed in sorted(last.items()):
+            apart = [by_seed[seed] - dense[seed] for seed in sorted(by_seed.keys() & dense.keys())]
+            own = variant in names() or variant.split()[0] in RANKED
+            if own and apart:
+                mean, low, high = (round(figure, 4) for figure in (sum(apart) / len(apart), min(apart), max(apart)))
+                by_task[name][variant] = (mean, low, high, len(apart))
     return by_task
+
+
+def of_one_setting(records: list[Record], name: str) -> list[Record]:
+    """Those of the setting with the most trainings; how many others there are is said, with this name."""
+    settings = [
+        json.dumps({key: value for key, value in record.setting.items() if key not in OF_ONE_TRAINING}, sort_keys=True)
+        for record in records
+    ]
+    ((usual, count),) = Counter(settings).most_common(1) or [("", 0)]
+    if count < len(records):
+        print(f"{name}: {len(records) - count} of {len(records)} trainings are left out, of other settings")
+    return [record for record, setting in zip(records, settings, strict=True) if setting == usual]
 
 
 def blind() -> list[str]:

@@ -36,7 +36,9 @@ def main(run: Run) -> bool:
                 count = flops(subject(name, length, "meta").forward) / 1e9
                 own.append(run.record("latency", timing, name, {"length": length}))
                 own.append(run.record("flops", count, name, {"length": length}, source="counted"))
-            records += with_ratios(own, to=fastest(own, "latency"))
+            own = with_ratios(own, to=fastest(own, "latency"))
+            run.write(own)
+            records += own
     value = {(r.variant, r.setting["length"], r.metric): r for r in records}
     table = Table("N", "variant", "latency, s", "IQR", "speed-up", "FLOP ratio", "to")
     for (name, length, metric), record in value.items():
@@ -52,7 +54,6 @@ def main(run: Run) -> bool:
         f"speed-up at N {long}: {speed_up:.1f}x (bar {SPEED_UP}x); "
         f"growth from N {short}: N^{exponent:.2f} (bar {EXPONENT})"
     )
-    run.write(records)
     return run.quick or (speed_up >= SPEED_UP and exponent <= EXPONENT)
 
 

@@ -5,8 +5,8 @@
 Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens; with `--size large`, for an
 accelerator, WikiText-2 by bytes, 6 layers of width 512 with rank 64, 1,000 steps of 64 x 256. Each way is trained with
 one seed at every learning rate of the same grid, and at its best with `--seeds` in all; the rate is chosen by the first
-half of the validation text, the loss is that of the second half. The time of a way is that of all of its steps, beside
-those of the dense network in the same run.
+half of the validation text, the loss is that of the second half. The records have the time of each training's steps;
+the table has none, as trainings are hours apart, and what else the machine did then is in it.
 
 The ways: another beginning of the factors (spectral, orthogonal), decay of their product (Khodak 2021,
 arXiv:2105.01029), a rate or an average of squares of their own, Muon, dense layers for a share of the steps and then
@@ -355,16 +355,14 @@ def best_rate(records: Sequence[Record], way: str, steps: int) -> float:
 
 
 def shown(records: Sequence[Record], best: Mapping[str, float], steps: int) -> Table:
-    """A row for each way: the loss of all seeds at its best rate, parameters, and time beside dense."""
-    table = Table("way", "what it is", "best rate", "loss, each seed", "mean", "parameters", "time of dense")
-    times = {name: mean_of(values(records, name, best[name], "train_time", steps)) for name in best}
+    """A row for each way: the loss of all seeds at its best rate, and parameters."""
+    table = Table("way", "what it is", "best rate", "loss, each seed", "mean", "parameters")
     for name, rate in best.items():
         losses = values(records, name, rate, "loss", steps, half="report")
         count = values(records, name, rate, "parameters", steps)[0]
-        beside = f"{times[name] / times['dense']:.2f}" if "dense" in times else ""
         table.add_row(
             name, WAYS[name].about, f"{rate:g}", " ".join(f"{loss:.3f}" for loss in losses), f"{mean_of(losses):.3f}",
-            f"{count / 1000:,.0f} k", beside,
+            f"{count / 1000:,.0f} k",
         )  # fmt: skip
     return table
 

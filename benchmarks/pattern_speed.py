@@ -13,14 +13,12 @@ transformers, which makes a matrix of N x N to show its weights, too.
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from _harness import PEERS, Benchmark, Option, Run, growth, installed
-from attention_speed import DIM, HEADS, Call, cell, measured, title
+from attention_speed import DIM, HEADS, Call, cell, given, measured, title
 from rich.table import Table
-from torch import Tensor, nn
 from transformers import BigBirdConfig, BigBirdModel, LongformerConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
@@ -84,37 +82,6 @@ class Contest:
                 yield peer, make(length)
 
 
-class Given(nn.Module):
-    """In place of a projection: what it would give, of the shape its module wants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value: Tensor | None = None
-
-    def forward(self, _: Tensor) -> Tensor | None:
-        """The tensor that was put here."""
-        return self.value
-
-
-def given(module: nn.Module, *, positions_first: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Replace the projections of an attention module; returns what feeds them, and gives an input of the right size."""
-    places = {name: Given() for name in ("query", "key", "value")}
-    for name, place in places.items():
-        setattr(module, name, place)
-
-    @cache
-    def zeros(length: int) -> Tensor:
-        return torch.zeros(1, length, HEADS * DIM)
-
-    def feed(*tensors: Tensor) -> Tensor:
-        for place, x in zip(places.values(), tensors, strict=True):
-            rows = x.transpose(1, 2).flatten(2)  # (B, N, d)
-            place.value = rows.transpose(0, 1) if positions_first else rows
-        return zeros(tensors[0].shape[2])
-
-    return feed
-
-
 def longformer(length: int) -> Call:
     config = LongformerConfig(
         hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_hidden_layers=1, attention_window=[2 * WINDOW],
@@ -127,7 +94,8 @@ def longformer(length: int) -> Call:
         "attention_mask": zeros, "is_index_masked": zeros < 0, "is_index_global_attn": zeros > 0,
         "is_global_attn": False,
     }  # fmt: skip
-    return lambda *tensors: module(feed(*tensors), **masks)[0]
+    # It divides its query in place, and gets one of its own, as from a projection.
+    return lambda q, *others: module(feed(q.clone(), *others), **masks)[0]
 
 
 def bigbird(length: int) -> Call:
@@ -136,7 +104,7 @@ def bigbird(length: int) -> Call:
         attention_probs_dropout_prob=0.0, max_position_embeddings=length,
     )  # fmt: skip
     module = BigBirdBlockSparseAttention(config, seed=0).train()  # in evaluation it has no random blocks
-    feed = given(module, positions_first=False)
+    feed = given(module)
     blocked, band, rows, columns = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, length), BLOCK)
     masks = {
         "band_mask": band, "from_mask": rows, "to_mask": columns, "from_blocked_mask": blocked,

@@ -4,11 +4,11 @@
 
 Training: causal on Tiny Shakespeare, 8 experts (top-1, dropless) in place of each feed-forward block of the same
 widths; three seeds, each with its own weights and batches, the same for all. The experts are trained for as many steps
-as the dense twin, and once more for half of them, by a schedule of that length; time is that of steps, without
-evaluation. Layer: one block of 8 experts of a causal stack, dropless as in training, beside the dense one, on one
-thread, forward in inference, and forward and backward in training; both take turns. Bars: after half of the steps at
-most the dense twin's last loss in every seed, in at most 0.6 of its time in all; and a layer in at most 1.3 times its
-time. With --json a training that is in the file is not repeated.
+as the dense twin, and once more for half of them, by a schedule of that length; time is that of steps of both by turns,
+on one batch, with the weights that they begin with. Layer: one block of 8 experts of a causal stack, dropless as in
+training, beside the dense one, on one thread, forward in inference, and forward and backward in training; both take
+turns. Bars: after half of the steps at most the dense twin's last loss in every seed, in at most 0.6 of its time; and a
+layer in at most 1.3 times its time. With --json a training that is in the file is not repeated.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import torch
 from _harness import KNOWN, Benchmark, Option, Run, data, fitted, yes
+from _ways import STILL
 from rich.table import Table
 from torch import nn
-from transformers import set_seed
+from transformers import PreTrainedModel, set_seed
 
 from greenformers.data import Text, train_tokenizer
 from greenformers.data import load as load_data
@@ -28,6 +29,7 @@ from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.measure.record import Record
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.fit import Schedule
+from greenformers.train.stream import Stream
 
 DATA, LENGTH = "tinyshakespeare", 256
 HIDDEN, HEADS, LAYERS, FEED_FORWARD, EXPERTS = 64, 4, 2, 256, 8
@@ -74,6 +76,7 @@ class Training(NamedTuple):
     seed: int
     steps: int
     characters: int
+    threads: int
 
     def setting(self, step: int) -> dict[str, Any]:
         """What tells its records from others."""
@@ -81,6 +84,7 @@ class Training(NamedTuple):
             "length": LENGTH, "batch": TOKENS // LENGTH, "hidden": HIDDEN, "layers": LAYERS, "heads": HEADS,
             "feed_forward": FEED_FORWARD, "learning_rate": RATE, "options": KINDS[self.kind],
             "characters": self.characters, "steps": self.steps, "seed": self.seed, "step": step,
+            "threads": self.threads,
         }  # fmt: skip
 
 
@@ -93,7 +97,7 @@ def trainings(run: Run) -> bool:
     task = objective(given.data, characters)
 
     def of(kind: str, seed: int, steps: int) -> Training:
-        return Training(kind, seed, steps, characters["train"])
+        return Training(kind, seed, steps, characters["train"], given.threads)
 
     kinds = ((DENSE, steps), (SWITCH, steps), (SWITCH, steps // 2))
     wanted = [of(kind, seed, own) for seed in range(seeds) for kind, own in kinds]
@@ -105,21 +109,20 @@ def trainings(run: Run) -> bool:
     )
     table = Table("seed", "dense", "switch", "difference", "steps to the dense loss", "half of the steps", "difference")
     table.title = f"Validation loss (nats a byte) after {steps} steps, {EXPERTS} experts, as many FLOPs a token"
-    table.add_column("of the dense time")
-    apart, seconds = list[float](), list[tuple[float, float]]()
+    apart = list[float]()
     for seed in range(seeds):
-        (dense, time), (experts, _), (half, half_time) = (curve(of(kind, seed, own), records) for kind, own in kinds)
+        dense, experts, half = (curve(of(kind, seed, own), records) for kind, own in kinds)
         final, last = dense[steps], half[steps // 2]
         reached = next((step for step, loss in sorted(experts.items()) if loss <= final), None)
         apart.append(last - final)
-        seconds.append((half_time, time))
         table.add_row(
             str(seed), f"{final:.4f}", f"{experts[steps]:.4f}", f"{experts[steps] - final:+.4f}",
             "never" if reached is None else str(reached), f"{last:.4f}", f"{last - final:+.4f}",
-            f"{half_time / time:.2f}",
         )  # fmt: skip
     run.show(table)
-    share = sum(half_time for half_time, _ in seconds) / sum(time for _, time in seconds)
+    times = run.times({kind: stepped(of(kind, 0, steps), task) for kind in KINDS}, repeats=15, quick=3)
+    run.write([run.record("train_step", timing, kind, of(kind, 0, steps).setting(0)) for kind, timing in times.items()])
+    share = steps // 2 * times[SWITCH].median / (steps * times[DENSE].median)
     met = all(gap <= 0 for gap in apart) and share <= SHARE
     print(
         f"half of the steps, {share:.2f} of the time (at most {SHARE}): mean difference {mean(apart):+.4f}; "
@@ -128,12 +131,11 @@ def trainings(run: Run) -> bool:
     return met or run.quick
 
 
-def curve(own: Training, records: list[Record]) -> tuple[dict[int, float], float]:
-    """Validation losses of a training by step, and its seconds."""
+def curve(own: Training, records: list[Record]) -> dict[int, float]:
+    """Validation losses of a training by step."""
     setting = {name: value for name, value in own.setting(0).items() if name != "step"}
     ours = [record for record in records if record.variant == own.kind and record.setting.items() >= setting.items()]
-    losses = {record.setting["step"]: record.value for record in ours if record.metric == "loss"}
-    return losses, next(record.value for record in ours if record.metric == "train_time")
+    return {record.setting["step"]: record.value for record in ours if record.metric == "loss"}
 
 
 def objective(folder: Path, characters: dict[str, int]) -> CausalLM:
@@ -144,14 +146,35 @@ def objective(folder: Path, characters: dict[str, int]) -> CausalLM:
     return CausalLM(Text(DATA, train, valid, ""), train_tokenizer("bytes", train, max_length=LENGTH), LENGTH)
 
 
-def trained(run: Run, own: Training, task: CausalLM) -> list[Record]:
-    """Train, with the validation loss now and then. The seed is that of the weights and of the batches."""
+def begun(own: Training, task: CausalLM) -> PreTrainedModel:
+    """The network of a training, with the weights that it begins with."""
     config = task.config(
         hidden_size=HIDDEN, num_attention_heads=HEADS, intermediate_size=FEED_FORWARD, num_hidden_layers=LAYERS,
         hidden_dropout_prob=0.0, feed_forward=own.kind, feed_forward_options=KINDS[own.kind],
     )  # fmt: skip
     set_seed(own.seed)
-    model = task.build(config)
+    return task.build(config)
+
+
+def stepped(own: Training, task: CausalLM) -> Callable[[], object]:
+    """A step of a training, of its first batch, at a rate at which weights stay as they are."""
+    model = begun(own, task).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=STILL, fused=True)
+    stream = Stream(task, TOKENS // LENGTH, own.steps, own.seed)
+    batch = task.collate([stream[place] for place in range(stream.batch)])
+
+    def call() -> None:
+        model(**batch).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return call
+
+
+def trained(run: Run, own: Training, task: CausalLM) -> list[Record]:
+    """Train, with the validation loss now and then. The seed is that of the weights and of the batches."""
+    model = begun(own, task)
     schedule = Schedule(
         steps=own.steps, batch_size=TOKENS // LENGTH, learning_rate=RATE, seed=own.seed, log_every=own.steps,
         evaluate_every=max(1, own.steps // EVALUATIONS), save_every=own.steps,

@@ -108,8 +108,9 @@ def measure(run: Run, base: Settings, runs: Path, plan: Plan, reference: Path) -
     ran = study(run, plan, base, runs, "accuracy", validated)
     setting = place(base)
     records, accuracies = ran.records(run, setting), dict[str, dict[str, list[float]]]()
+    test = load_images(base.data, base.folder, None, base.pool, 0).test  # all of it, however few are learnt from
     for seed in range(plan.seeds):
-        data = load_images(base.data, base.folder, base.limit, base.pool, seed)
+        data = replace(load_images(base.data, base.folder, base.limit, base.pool, seed), test=test)
         right: dict[str, Tensor] = {}
         for name, own in ran.best.items():
             records += judged(run, own[seed], name, setting | {"seed": seed}, data, right)

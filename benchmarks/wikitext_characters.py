@@ -281,6 +281,7 @@ def built(name: str, task: CausalLM) -> PreTrainedModel:
     slots = {"block": "bp"} if name == "bp" else {"attention": given.get("attention", name), "residual": "pre"}
     options = {"block_options" if name == "bp" else "attention_options": given.get("options")}
     sizes = {**SIZES, **slots, **options, "position": "sinusoidal", "hidden_dropout_prob": 0.0}
+    sizes["memory_length"] = given.get("memory", 0)  # that of the task is of another model where FLOPs are compared
     return task.build(task.config(**sizes, initializer_range=SIZES["hidden_size"] ** -0.5))
 
 

@@ -5,7 +5,7 @@
 
     {"do": "time", "texts": FILE, "length": N, "seconds": S}    median milliseconds of the calls of S seconds
     {"do": "embed", "texts": FILE, "length": N, "to": FILE}    embeddings in a file of numpy
-    {"do": "peak"}    the process' peak of resident memory so far, in MiB
+    {"do": "peak"}    the process' peak of resident memory since calls were last timed, in MiB
 
 A call takes texts to embeddings: it tokenises them, cut to N tokens and padded to the longest, runs the network, and
 takes the mean over tokens.
@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ class Embedder:
 def timed(embedder: Embedder, texts: str, length: int, seconds: float) -> float:
     """Milliseconds of a call, of which there is one at least."""
     rows = read(texts)
+    with suppress(OSError):  # where Linux lets it, the peak begins anew: else it were that of larger calls before
+        Path("/proc/self/clear_refs").write_text("5")
     samples: list[float] = []
     start = time.perf_counter()
     while not samples or time.perf_counter() - start < seconds:

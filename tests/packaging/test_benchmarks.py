@@ -273,6 +273,8 @@ def test_scores_after_a_context_read_all_of_it() -> None:
         short = model(ids[:, -module.LENGTH :]).logits[:, -module.SCORED :]
         torch.testing.assert_close(module.last_scores(model, ids, False), short)
     assert module.context_losses(model, task, 2, True).shape == (len(module.CONTEXTS), 2 * module.SCORED)
+    # Dense attention, whose FLOPs others are held to, has no memory, whatever the task of the other has.
+    assert module.built("full", task).config.memory_length == 0
     # Bits a subword are divided by its characters.
     nats = module.mean_loss(model, task, "test", module.BATCH)
     tokens = len(module.encoded(tokenizer, text))
@@ -751,6 +753,41 @@ def test_trials_of_a_search_are_kept_for_predictions(
         with pytest.raises(SystemExit):
             module.main(parsed(module, *words))
         assert "--trials must be a file" in capsys.readouterr().err
+
+
+def test_the_auc_has_its_peak_by_differences_of_the_same_draws() -> None:
+    module = script("genome_studies")
+    draws = {0: [50.0, 61.0, 72.0], module.PEAK: [52.0, 63.0, 75.0], 10_000: [52.0, 62.5, 75.5]}
+    assert module.has_its_peak(draws)  # however far apart the draws are
+    assert not module.has_its_peak(draws | {10_000: [53.0, 64.0, 76.1]})
+    assert not module.has_its_peak(draws | {0: [52.0, 61.0, 76.0]})
+
+
+def test_losses_of_other_settings_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    from greenformers.measure.record import Record
+
+    def record(variant: str, value: float, **setting: Any) -> Record:
+        setting = {"task": "causal_lm", "seed": 0, "step": 9, "steps": 9, "characters": 1000, "options": {}} | setting
+        return Record.of("loss", value, benchmark="language_models", variant=variant, setting=setting)
+
+    records = [record("full", 2.0), record("performer", 2.5, options={"features": 8})]
+    quick = {"step": 4, "steps": 4, "characters": 10}
+    found = script("known_losses").losses([*records, record("performer", 9.0, **quick)])
+    assert found == {"causal": {"performer": (0.5, 0.5, 0.5, 1)}, "masked": {}}
+    assert capsys.readouterr().out == "causal: 1 of 3 trainings are left out, of other settings\n"
+
+
+def test_what_a_shape_takes_is_foreseen_by_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    module, fits = script("compress_costs"), []
+    fitted = module.fitted
+    monkeypatch.setattr(module, "fitted", lambda work, seconds: fits.append(len(seconds)) or fitted(work, seconds))
+    work = np.array([shape.work(count) for shape in module.SHAPES[:3] for count in (4, 16)])
+    seconds = work @ np.array([2e-6, 3e-9]) * np.array([1, 1, 1, 1, 2, 2])
+    records = module.foreseen(parsed(module), "gptq", work, seconds, {"float32": 1.0, "float64": 1.0}, 2)
+    assert fits == [6, 4, 4, 4]
+    assert records[0].value > 0.1
 
 
 def test_what_was_deployed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_low_rank_is_held_to_the_better_dense_network(
     ran = ways.Study("accuracy", {}, {name: trained(score) for name, score in scores.items()})
     values = {"transformer": [80.0], "transformer by Muon": [90.0], "lrt": [99.0], "lrt by Muon": [accuracy]}
     spent = {"transformer": 1.0, "transformer by Muon": 10.0, "lrt": 1.0, "lrt by Muon": seconds}
-    times = {name: run.record("train_time", value, name) for name, value in spent.items()}
+    times = {name: run.record("train_time", value, name, ratio=1 / value) for name, value in spent.items()}
     assert ways.bar(ran, "accuracy", values, times, "lrt", 0.3) == met
     # Of error rates more is worse.
     errors = {name: [100.0 - value for value in own] for name, own in values.items()}
@@ -172,12 +172,14 @@ def test_rates_of_mnist_are_chosen_by_images_that_are_not_learnt(monkeypatch: py
 # Conditional computing.
 
 
-@pytest.mark.parametrize(("loss", "seconds", "met"), [(2.0, 60.0, True), (2.01, 60.0, False), (2.0, 61.0, False)])
+@pytest.mark.parametrize(("loss", "slower", "met"), [(2.0, 1.2, True), (2.01, 1.2, False), (2.0, 1.22, False)])
 def test_experts_have_half_of_the_steps_and_a_schedule_for_it(
-    loss: float, seconds: float, met: bool, monkeypatch: pytest.MonkeyPatch
+    loss: float, slower: float, met: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from greenformers.measure.latency import Timing
+
     module = import_module("switch")
-    ends = {("dense", 8): (2.0, 100.0), ("switch", 8): (1.5, 130.0), ("switch", 4): (loss, seconds)}
+    ends = {("dense", 8): (2.0, 100.0), ("switch", 8): (1.5, 130.0), ("switch", 4): (loss, 60.0)}
 
     def trained(run: Any, own: Any, _: Any) -> list[Record]:
         figures = zip(("loss", "train_time"), ends[own.kind, own.steps], strict=True)
@@ -185,9 +187,12 @@ def test_experts_have_half_of_the_steps_and_a_schedule_for_it(
 
     monkeypatch.setattr(module, "trained", trained)
     monkeypatch.setattr(module, "objective", lambda *_: None)
+    monkeypatch.setattr(module, "stepped", lambda *_: None)
     run = parsed(module.BENCHMARK, "--steps", "8", "--seeds", "2")
+    seconds = {module.DENSE: 1.0, module.SWITCH: slower}
+    monkeypatch.setattr(run, "times", lambda calls, **_: {name: Timing(seconds[name], 1.0, 1.0, ()) for name in calls})
     assert module.trainings(run) == met
-    assert len(run.known()) == 2 * 3 * 2
+    assert len(run.known()) == 2 * 3 * 2 + 2
 
 
 def test_a_layer_of_experts_drops_no_token_and_has_its_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
