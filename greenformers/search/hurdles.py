@@ -123,8 +123,8 @@ class Hurdles:
     def finish(self) -> None:
         """Train in full the best that were not, until the best few are; one of them also when the time is over."""
         last, missing = self.plan.rungs[-1], max(0, TOP - len(self._in_full))
-        longest = {trial.genes: trial for trial in self.tries.trials.seen}
-        left = [genes for genes, t in longest.items() if t.refused is None and t.steps < last and self._fits(t)]
+        rows = dict.fromkeys(trial.genes for trial in self.tries.trials.seen)
+        left = [genes for genes in rows if self.is_fast(genes) and self.tries.trials.of(genes, last) is None]
         left.sort(key=self.fitness, reverse=True)
         self.train_all(
             left[:missing], last, lambda: bool(self._in_full) and self.tries.trials.seconds > self.plan.seconds
@@ -133,10 +133,8 @@ class Hurdles:
     @property
     def _in_full(self) -> list[Trial]:
         """Networks other than that of the settings that are fast enough and were trained in full."""
-        return [trial for trial in self.tries.trials.done(self.plan.rungs[-1]) if self._fits(trial)]
-
-    def _fits(self, trial: Trial) -> bool:
-        return trial.genes != self.space.start and trial.speed >= self.least
+        done = self.tries.trials.done(self.plan.rungs[-1])
+        return [trial for trial in done if trial.genes != self.space.start and trial.speed >= self.least]
 
     def merit(self, trial: Trial) -> float:
         """How good a trial is; of networks that are better than that of the settings, the better they are."""
@@ -148,12 +146,19 @@ class Hurdles:
 
         What is too slow is worse than all that is fast enough, and the better the faster; one that cannot be is worst.
         """
-        seen = [trial for trial in self.tries.trials.seen if trial.genes == genes]
-        last = max(seen, key=lambda trial: trial.steps, default=None)
+        last = self._longest(genes)
         if last is None or not last.speed > 0:  # also one whose training for more steps diverged
             return float("-inf")
-        too_slow = last.refused is not None or last.speed < self.least
-        return last.speed - TOO_SLOW if too_slow else self.merit(last)
+        return self.merit(last) if self.is_fast(genes) else last.speed - TOO_SLOW
+
+    def is_fast(self, genes: Genes) -> bool:
+        """Whether a network was trained, as it is fast enough."""
+        last = self._longest(genes)
+        return last is not None and last.refused is None and last.speed >= self.least
+
+    def _longest(self, genes: Genes) -> Trial | None:
+        seen = [trial for trial in self.tries.trials.seen if trial.genes == genes]
+        return max(seen, key=lambda trial: trial.steps, default=None)
 
     def fresh(self, drawn: Callable[[list[Genes]], Genes]) -> list[Genes]:
         """As many networks as are trained at once, none of which was tried; fewer where there hardly are any.
@@ -191,7 +196,8 @@ def by_evolution(hurdles: Hurdles) -> None:
         if not children:
             break
         hurdles.up(children)
-        population += children
+        # What is too slow has children that are so too, and would send away what is not.
+        population += children if len(population) < POPULATION else filter(hurdles.is_fast, children)
         del population[:-POPULATION]
     hurdles.finish()
 

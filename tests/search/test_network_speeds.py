@@ -26,8 +26,8 @@ def test_what_is_fast_enough_is_tried_and_what_is_too_slow_hardly_ever() -> None
     rows = [*itertools.product(*map(range, COUNTS))]
     fast, slow = ([genes for genes in rows if (speed(genes) >= 2) == enough] for enough in (True, False))
     assert 5 < len(fast) < len(rows) / 2
-    assert all(map(may_be_fast, fast))
-    assert sum(map(may_be_fast, slow)) < 0.2 * len(slow)
+    assert sum(map(may_be_fast, fast)) > 0.8 * len(fast)
+    assert sum(map(may_be_fast, slow)) < 0.1 * len(slow)
 
 
 def test_by_few_nothing_is_told() -> None:
