@@ -4,7 +4,8 @@ All networks are trained for a few steps. Once some have been, those that are be
 equals are trained for more, and of these the better ones in full. In the end the best are, of those that the hurdles
 held back too: few may have been fast enough to be trained at all. Evolution is that of Real 2019, arXiv:1802.01548: of
 a few networks of the population the best has a child, with one part or two changed, and the oldest leaves; the
-population begins with the network of the settings, children of it, and as many by chance.
+population begins with the network of the settings, children of it, and as many by chance, and now and then another by
+chance enters.
 """
 
 import random
@@ -21,8 +22,9 @@ from greenformers.search.space import TRIES, Genes
 from greenformers.search.trials import Trial
 from greenformers.search.tries import Tries, Turn
 
-POPULATION, TOURNAMENT = 10, 3
-"""Networks of a population, and how many of them compete to have a child."""
+POPULATION, TOURNAMENT, BY_CHANCE = 10, 3, 4
+"""Networks of a population, how many of them compete to have a child, and one of how many children is by chance: else
+all are soon relatives of the first that was fast enough."""
 
 TOO_SLOW = 1e6
 """What stands between what is fast enough and what is not."""
@@ -208,6 +210,8 @@ def _child(
     """A child of the best of a few; at the beginning in turns one of the network of the settings and one by chance."""
     if len(population) < POPULATION:
         return space.mutated(space.start, draw) if len(population) % 2 else space.drawn(draw)
+    if not draw.randrange(BY_CHANCE):
+        return space.drawn(draw)
     return space.mutated(max(draw.sample(population, TOURNAMENT), key=fitness), draw)
 
 

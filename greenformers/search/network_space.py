@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from greenformers.attention import attention_class, names
+from greenformers.measure.parameters import parameters
 from greenformers.model.slots import choices
 from greenformers.model.variant import rank_option
 from greenformers.search.space import TRIES, Genes
@@ -27,8 +28,8 @@ NAMED = ("attention", "position")
 HEADS, NARROWEST = (1, 2, 4, 8, 16), 8
 """Numbers of heads that are tried, and the least width of one."""
 
-IDLE = ("k", "position")
-"""Parts that have no effect beside some attentions."""
+IDLE = ("k", "position", "feed_forward")
+"""Parts that have no effect beside some attentions and blocks."""
 
 FAR = 0.1
 """How often a size of a child may be any other."""
@@ -79,10 +80,12 @@ class NetworkSpace:
             try:
                 config = objective.config(**settings.sizes())
                 with torch.device("meta"):
-                    causal = objective.build(config).stack_is_causal
+                    model = objective.build(config)
             except (ValueError, TypeError, NotImplementedError):
                 return None
-            return f"{settings.sizes() | {'position': config.position_of(causal=causal)}}"
+            # Blocks without feed-forward have as many parameters whatever its width.
+            own = {"position": config.position_of(causal=model.stack_is_causal), "intermediate_size": parameters(model)}
+            return f"{settings.sizes() | own}"
 
         keys: dict[tuple[Any, ...], str | None] = {}
 

@@ -55,6 +55,14 @@ def test_every_network_of_it_can_be_and_none_comes_twice(space, digits):
     assert space.words(space.start) == "as it is"
 
 
+def test_of_a_block_without_feed_forward_there_is_one_network_whatever_its_width(digits):
+    space = NetworkSpace.of(Settings(), digits, vary=("attention", "feed_forward"), attentions=("full", "star"))
+    (full, star), widths = space.values["attention"], range(len(space.values["feed_forward"]))
+    assert (full, star) == ("full", "star")
+    assert [space.legal((1, width)) for width in widths] == [width == space.start[1] for width in widths]
+    assert all(space.legal((0, width)) for width in widths)
+
+
 def test_a_child_differs_in_one_part_or_two_and_sizes_go_step_by_step(space):
     draw = random.Random(1)
     genes, steps = space.drawn(draw), []
