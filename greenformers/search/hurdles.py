@@ -16,7 +16,7 @@ from math import log1p
 
 from greenformers.search.bound import EPSILON, STRICT, Bound
 from greenformers.search.network_lab import NetworkLab
-from greenformers.search.network_space import NetworkSpace
+from greenformers.search.network_space import Fits, NetworkSpace
 from greenformers.search.network_speeds import hopeful
 from greenformers.search.space import TRIES, Genes
 from greenformers.search.trials import Trial
@@ -162,24 +162,22 @@ class Hurdles:
         seen = [trial for trial in self.tries.trials.seen if trial.genes == genes]
         return max(seen, key=lambda trial: trial.steps, default=None)
 
-    def fresh(self, drawn: Callable[[list[Genes]], Genes]) -> list[Genes]:
+    def fresh(self, drawn: Callable[[list[Genes], Fits], Genes]) -> list[Genes]:
         """As many networks as are trained at once, none of which was tried; fewer where there hardly are any.
 
-        Those that are probably too slow are passed over, as long as others are drawn.
-
         Args:
-            drawn: Function that draws one, beside those that were just drawn.
+            drawn: Function that draws one, beside those that were just drawn, and not probably too slow, if there are
+                others, as another function says.
         """
         seen = self.tries.trials.seen
         may_be_fast = hopeful(seen, [len(values) for values in self.space.values.values()], self.least)
         tried = {trial.genes for trial in seen}
         rows: list[Genes] = []
         for _ in range(self.tries.at_once):
-            untried = (genes for _ in range(TRIES) if (genes := drawn(rows)) not in tried)
-            first = next(untried, None)
-            if first is None:
+            draws = (drawn(rows, fits) for fits in (may_be_fast, lambda _: True) for _ in range(TRIES))
+            genes = next((genes for genes in draws if genes not in tried), None)
+            if genes is None:
                 break
-            genes = first if may_be_fast(first) else next(filter(may_be_fast, untried), first)
             tried.add(genes)
             rows.append(genes)
         return rows
@@ -190,8 +188,8 @@ def by_evolution(hurdles: Hurdles) -> None:
     draw, space = random.Random(hurdles.plan.seed), hurdles.space
     population = [space.start]
 
-    def child(born: list[Genes]) -> Genes:
-        return _child(space, [*population, *born], hurdles.fitness, draw)
+    def child(born: list[Genes], fits: Fits) -> Genes:
+        return _child(space, [*population, *born], hurdles.fitness, draw, fits)
 
     while not hurdles.over:
         children = hurdles.fresh(child)
@@ -205,21 +203,21 @@ def by_evolution(hurdles: Hurdles) -> None:
 
 
 def _child(
-    space: NetworkSpace, population: list[Genes], fitness: Callable[[Genes], float], draw: random.Random
+    space: NetworkSpace, population: list[Genes], fitness: Callable[[Genes], float], draw: random.Random, fits: Fits
 ) -> Genes:
     """A child of the best of a few; at the beginning in turns one of the network of the settings and one by chance."""
     if len(population) < POPULATION:
-        return space.mutated(space.start, draw) if len(population) % 2 else space.drawn(draw)
+        return space.mutated(space.start, draw, fits) if len(population) % 2 else space.drawn(draw, fits)
     if not draw.randrange(BY_CHANCE):
-        return space.drawn(draw)
-    return space.mutated(max(draw.sample(population, TOURNAMENT), key=fitness), draw)
+        return space.drawn(draw, fits)
+    return space.mutated(max(draw.sample(population, TOURNAMENT), key=fitness), draw, fits)
 
 
 def by_chance(hurdles: Hurdles) -> None:
     """Try networks by chance until the time is over, and train the best in full."""
     draw = random.Random(hurdles.plan.seed)
     while not hurdles.over:
-        rows = hurdles.fresh(lambda _: hurdles.space.drawn(draw))
+        rows = hurdles.fresh(lambda _, fits: hurdles.space.drawn(draw, fits))
         if not rows:
             break
         hurdles.up(rows)

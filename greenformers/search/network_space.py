@@ -36,6 +36,8 @@ FAR = 0.1
 
 FULL, LOW_RANK = "full", "lrt"
 
+Fits = Callable[[Genes], bool]
+
 
 @dataclass(frozen=True)
 class NetworkSpace:
@@ -135,16 +137,30 @@ class NetworkSpace:
         ]
         return ", ".join(parts) or "as it is"
 
-    def drawn(self, draw: random.Random) -> Genes:
-        """A network by chance."""
+    def drawn(self, draw: random.Random, fits: Fits = lambda _: True) -> Genes:
+        """A network by chance.
+
+        Args:
+            draw: Source of draws.
+            fits: Function that says whether a row of numbers is wanted, asked before it is known whether there is such
+                a network, which takes longer. Where hardly any is, others are drawn too.
+        """
         for _ in range(TRIES):
-            genes = tuple(draw.randrange(len(values)) for values in self.values.values())
+            rows = (tuple(draw.randrange(len(values)) for values in self.values.values()) for _ in range(TRIES))
+            first = next(rows)
+            genes = first if fits(first) else next(filter(fits, rows), first)
             if self.legal(genes):
                 return genes
         return self.start
 
-    def mutated(self, genes: Genes, draw: random.Random) -> Genes:
-        """A neighbour: one part, or two, with another value; a size mostly goes a step up or down, now and then far."""
+    def mutated(self, genes: Genes, draw: random.Random, fits: Fits = lambda _: True) -> Genes:
+        """A neighbour: one part, or two, with another value; a size mostly goes a step up or down, now and then far.
+
+        Args:
+            genes: The network.
+            draw: Source of draws.
+            fits: As in `drawn`, which gives another network where no neighbour fits.
+        """
         for _ in range(TRIES):
             row = list(genes)
             for place in draw.sample(range(len(row)), min(len(row), draw.choice((1, 2)))):
@@ -152,9 +168,9 @@ class NetworkSpace:
                 others = [at for at in range(len(self.values[part])) if at != row[place]]
                 near = [at for at in others if abs(at - row[place]) == 1]
                 row[place] = draw.choice(others if part in NAMED or draw.random() < FAR else near)
-            if tuple(row) != genes and self.legal(tuple(row)):
+            if tuple(row) != genes and fits(tuple(row)) and self.legal(tuple(row)):
                 return tuple(row)
-        return self.drawn(draw)
+        return self.drawn(draw, fits)
 
 
 def part_of(settings: Training, part: str) -> Any:
