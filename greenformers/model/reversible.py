@@ -48,61 +48,84 @@ def reversible(
     Returns:
         Mean of the two streams (B, N, d), and the sum of the losses, or None.
     """
-    learnt = {id(parameter): parameter for half in halves for parameter in half.parameters if parameter.requires_grad}
-    if twice and torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad):
-        first, second, loss = _Reversible.apply(x, halves, *learnt.values())
-        return (first + second) / 2, loss
-    streams, total = [x, x], None
+    learnt = any(parameter.requires_grad for half in halves for parameter in half.parameters)
+    again = twice and torch.is_grad_enabled() and not in_transform() and (learnt or x.requires_grad)
+    streams, total, tape = [x.clone(), x.clone()] if again else [x, x], None, _Tape(_autocast(x))
     for number, half in enumerate(halves):
-        added, loss = half.run(streams[1 - number % 2], {})
-        streams[number % 2] = streams[number % 2] + added
+        side, other = streams[number % 2], streams[1 - number % 2]
+        if again:
+            own = [parameter for parameter in half.parameters if parameter.requires_grad]
+            streams[number % 2], loss = _Half.apply(other, side, half, number, tape, *own)
+        else:
+            added, loss = half.run(other, {})
+            streams[number % 2] = side + added
         total = loss if total is None else total if loss is None else total + loss
-    return (streams[0] + streams[1]) / 2, total
+    if not again:
+        return (streams[0] + streams[1]) / 2, total
+    mean, total = _Mean.apply(*streams, total, tape)
+    return mean, total
 
 
-class _Reversible(torch.autograd.Function):
+class _Tape:
+    """What the halves of a stack have in common: its streams, which the backward pass computes back.
+
+    Args:
+        autocast: Function that enters the autocast of the forward pass.
+    """
+
+    def __init__(self, autocast: Callable[[], AbstractContextManager[object]]) -> None:
+        self.streams: list[Tensor] = []
+        self.autocast, self.modes = autocast, function_modes()  # which backward() is called without
+
+
+class _Half(torch.autograd.Function):
+    """The update of a stream in place; each returns its gradients before those of the one below are computed."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, halves: Sequence[Half], *parameters: Tensor) -> Any:
-        streams, ctx.before, total = [x.clone(), x.clone()], [], None
-        ctx.halves, ctx.places = halves, {id(parameter): place for place, parameter in enumerate(parameters)}
-        ctx.autocast, ctx.modes = _autocast(x), function_modes()  # which backward() is called without
-        for number, half in enumerate(halves):
-            state, choice = _state(x.device), dict[str, Tensor]()
-            added, loss = half.run(streams[1 - number % 2], choice)
-            ctx.before.append((state, choice))
-            # In place: only the last two streams are read again.
-            streams[number % 2].add_(added)
-            total = loss if total is None else total if loss is None else total + loss
-        ctx.save_for_backward(*streams)
-        return *streams, total
+    def forward(
+        ctx: Any, other: Tensor, side: Tensor, half: Half, number: int, tape: _Tape, *parameters: Tensor
+    ) -> Any:
+        ctx.half, ctx.number, ctx.tape, ctx.own = half, number, tape, parameters
+        ctx.state, ctx.choice = _state(other.device), dict[str, Tensor]()
+        added, loss = half.run(other, ctx.choice)
+        ctx.mark_dirty(side)
+        return side.add_(added), loss
 
     @staticmethod
     @only_once("a reversible stack")
-    def backward(ctx: Any, grad_first: Tensor, grad_second: Tensor, grad_loss: Tensor | None) -> Any:
-        streams = [stream.clone() for stream in ctx.saved_tensors]
-        grads = [grad_first.clone(), grad_second.clone()]
-        sums: list[Tensor | None] = [None] * len(ctx.places)
-        for number in reversed(range(len(ctx.halves))):
-            half, (state, choice), side = ctx.halves[number], ctx.before[number], number % 2
-            own = [parameter for parameter in half.parameters if id(parameter) in ctx.places]
-            with torch.enable_grad(), _replayed(state, streams[0].device), ctx.autocast(), ExitStack() as modes:
-                for mode in set(ctx.modes) - set(function_modes()):
-                    modes.enter_context(mode)
-                leaf = streams[1 - side].detach().requires_grad_()
-                added, loss = half.run(leaf, choice)
-            streams[side].sub_(added.detach())
-            outputs, output_grads = [added], [grads[side].to(added.dtype)]
-            if loss is not None and loss.requires_grad and grad_loss is not None:
-                outputs, output_grads = [added, loss], [*output_grads, grad_loss.to(loss.dtype)]
-            half_grads = torch.autograd.grad(outputs, [leaf, *own], output_grads, allow_unused=True)
-            if half_grads[0] is not None:
-                grads[1 - side] += half_grads[0]
-            for parameter, grad in zip(own, half_grads[1:], strict=True):
-                place = ctx.places[id(parameter)]
-                if grad is not None:
-                    before = sums[place]
-                    sums[place] = grad if before is None else before.add_(grad)
-        return grads[0] + grads[1], None, *sums
+    def backward(ctx: Any, grad: Tensor, grad_loss: Tensor | None) -> Any:
+        tape, at = ctx.tape, ctx.number % 2
+        with (
+            torch.enable_grad(), _replayed(ctx.state, grad.device), tape.autocast(), ExitStack() as modes
+        ):  # fmt: skip
+            for mode in set(tape.modes) - set(function_modes()):
+                modes.enter_context(mode)
+            leaf = tape.streams[1 - at].detach().requires_grad_()
+            added, loss = ctx.half.run(leaf, ctx.choice)
+        tape.streams[at].sub_(added.detach())
+        outputs, output_grads = [added], [grad.to(added.dtype)]
+        if loss is not None and loss.requires_grad and grad_loss is not None:
+            outputs, output_grads = [added, loss], [*output_grads, grad_loss.to(loss.dtype)]
+        of_leaf, *of_own = torch.autograd.grad(outputs, [leaf, *ctx.own], output_grads, allow_unused=True)
+        if not ctx.number:
+            tape.streams = []
+        return of_leaf, grad, None, None, None, *of_own
+
+
+class _Mean(torch.autograd.Function):
+    """The mean of both streams, and the sum of the losses, from which the backward pass of the stack begins."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, loss: Tensor | None, tape: _Tape) -> Any:
+        ctx.tape = tape
+        ctx.save_for_backward(first, second)
+        return (first + second) / 2, None if loss is None else loss.clone()
+
+    @staticmethod
+    @only_once("a reversible stack")
+    def backward(ctx: Any, grad: Tensor, grad_loss: Tensor | None) -> Any:
+        ctx.tape.streams = [stream.clone() for stream in ctx.saved_tensors]
+        return grad / 2, grad / 2, grad_loss, None
 
 
 def _state(device: torch.device) -> tuple[Tensor, Tensor | None]:

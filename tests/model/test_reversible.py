@@ -178,6 +178,17 @@ def test_memory_does_not_grow_with_depth():
     assert peaks["reversible", 6] - peaks["reversible", 2] < 0.05 * (peaks["pre", 6] - peaks["pre", 2])
 
 
+def test_gradients_are_added_up_layer_by_layer():
+    """Where gradients are there already, as in accumulation, no second copy of those of all layers is made."""
+    peaks = []
+    for layers in (2, 6):
+        model = GreenformerModel(config(num_hidden_layers=layers, hidden_size=96, intermediate_size=384)).train()
+        ids = torch.randint(31, (1, 4))
+        model(ids).last_hidden_state.sum().backward()
+        peaks.append(peak_memory(lambda m=model, ids=ids: m(ids).last_hidden_state.sum().backward()))
+    assert peaks[1] - peaks[0] < 4 * 96 * 384
+
+
 def test_what_cannot_be():
     with pytest.raises(ValueError, match=r"^residual reversible is for a single stack, without decoder_layers$"):
         config(decoder_layers=1)
