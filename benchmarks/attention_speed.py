@@ -4,7 +4,7 @@ Install the peers into a folder, and give it:
 
     pip install --no-deps --target PEERS nystrom-attention==0.0.14 performer-pytorch==1.1.4 einops
     pip install --no-deps --target PEERS linear-attention-transformer==0.19.1 local-attention linformer==0.2.3
-    pip install --no-deps --target PEERS axial-positional-embedding product-key-memory hyper-connections
+    pip install --no-deps --target PEERS axial-positional-embedding product-key-memory==0.1.11 hyper-connections
     pip install --no-deps --target PEERS torch-einops-utils
     python benchmarks/attention_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/attention_speed.jsonl]
 

@@ -3,7 +3,7 @@
 Install the peers into a folder, and give it:
 
     pip install --no-deps --target PEERS reformer-pytorch==1.4.4 routing-transformer==1.6.1 sinkhorn-transformer==0.11.4
-    pip install --no-deps --target PEERS axial-positional-embedding product-key-memory local-attention einops
+    pip install --no-deps --target PEERS axial-positional-embedding product-key-memory==0.1.11 local-attention einops
     pip install --no-deps --target PEERS mixture-of-experts hyper-connections torch-einops-utils colt5-attention
     python benchmarks/learned_speed.py [--quick] [--peers PEERS] [--only NAME] [--json results/learned_speed.jsonl]
 
