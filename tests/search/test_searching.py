@@ -281,8 +281,8 @@ def test_what_was_healed_in_full_and_missed_is_healed_on(tmp_path):
 
 
 def test_what_rounds_and_loses_little_comes_behind_healing_and_needs_none_of_its_own(tmp_path):
-    def after(*rows, lost=0.002, lose=0.02):
-        search = Search(SPACE, KnownLab(), Plan(Bound(lose=lose), 1_000.0, True), Trials(tmp_path / "none.jsonl"))
+    def after(*rows, lost=0.002):
+        search = Search(SPACE, KnownLab(), Plan(Bound(lose=0.02), 1_000.0, True), Trials(tmp_path / "none.jsonl"))
         search.trials.seen.append(Trial((0, 0, 0, 1), 0, 2.0, lost, seconds=10.0))
         search.trials.seen += [Trial(genes, steps, speed, own, seconds=s) for genes, steps, speed, own, s in rows]
         return search
@@ -302,9 +302,9 @@ def test_what_rounds_and_loses_little_comes_behind_healing_and_needs_none_of_its
     assert search.rounded_else(rounded, 600) == plain, "which loses less, where the bound is missed"
     assert after(*rows, (plain, 600, 2.5, 0.04, 250.0)).rounded_else(plain, 600) is None, "neither keeps the bound"
     # Where rounding loses more, healing is aware of it, and each is healed by itself.
-    for search in (after(*rows, healed, lost=0.01), after(*rows, healed, lose=0.004)):
-        assert search.recipe(rounded, 600) == (Layers(3), Int8(), Heal(600)), "as the laboratory puts it"
-        assert search.rounded_else(plain, 600) is None
+    search = after(*rows, healed, lost=0.01)
+    assert search.recipe(rounded, 600) == (Layers(3), Int8(), Heal(600)), "as the laboratory puts it"
+    assert search.rounded_else(plain, 600) is None
 
 
 @pytest.mark.usefixtures("few")
