@@ -18,7 +18,8 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Only print the table, as Markdown.")] = False,
 ) -> None:
     """Write a report page of the newest run of each benchmark in a file of records."""
-    from greenformers.measure.record import newest, read
+    from greenformers.measure.newest import newest
+    from greenformers.measure.record import read
     from greenformers.report.page import write
     from greenformers.report.table import markdown as table_in_markdown
     from greenformers.report.table import tables

@@ -72,8 +72,8 @@ class Hurdles:
     @property
     def over(self) -> bool:
         """Whether no new network is tried: what is left of the time is for training the best in full."""
-        kept = FINISHING * max(0, TOP - len(self._in_full)) / TOP
-        return self.tries.trials.seconds > (1 - kept) * self.plan.seconds
+        reserved = FINISHING * max(0, TOP - len(self._in_full)) / TOP
+        return self.tries.trials.seconds > (1 - reserved) * self.plan.seconds
 
     @property
     def over_now(self) -> bool:

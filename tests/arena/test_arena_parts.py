@@ -25,7 +25,8 @@ from greenformers.arena.windows import control, window_of
 from greenformers.data import Labelled, Split, Splits
 from greenformers.data._kinds import Examples
 from greenformers.measure.limit import OutOfMemory
-from greenformers.measure.record import Record, append, newest
+from greenformers.measure.newest import newest
+from greenformers.measure.record import Record, append
 from greenformers.model.loss import IGNORED
 from greenformers.train.stream import generator
 

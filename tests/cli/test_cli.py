@@ -14,7 +14,8 @@ import torch
 from command_line import SMALL, refused, run
 
 from greenformers.data import names
-from greenformers.measure.record import newest, read
+from greenformers.measure.newest import newest
+from greenformers.measure.record import read
 from greenformers.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("drafts")

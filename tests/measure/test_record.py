@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from greenformers.measure.newest import newest
 from greenformers.measure.record import (
     METRICS,
     Record,
@@ -17,7 +18,6 @@ from greenformers.measure.record import (
     check_machine,
     context,
     machine,
-    newest,
     read,
     with_ratios,
 )

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from greenformers.measure.record import METRICS, newest, read
+from greenformers.measure.newest import newest
+from greenformers.measure.record import METRICS, read
 from greenformers.report.page import write
 from greenformers.report.table import markdown, tables
 
