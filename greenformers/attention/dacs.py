@@ -118,7 +118,7 @@ class Dacs(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Int[Tensor, "B H N"]:
-        """The number n_i of keys up to which each query reads: of masked queries it means nothing."""
+        """The number n_i of keys up to which each query reads, 0 where `query_mask` leaves it out."""
         return self._read(q, k, k, key_mask, query_mask)[1]
 
     def _read(
@@ -126,9 +126,8 @@ class Dacs(Attention):
     ) -> tuple[Float[Tensor, "B H N D"], Int[Tensor, "B H N"]]:
         check_fit(q, k, v, key_mask, self.shape, query_mask)
         q, k, v = finite(q, k, v, key_mask, query_mask, cross=self.shape.cross)
-        N, M = q.shape[2], k.shape[2]
-        limit = torch.arange(1, N + 1, device=q.device) + M - N if self.shape.causal else q.new_full((N,), M).long()
-        limit = limit.expand(q.shape[:3])
+        M = k.shape[2]
+        limit = self._most(q, M, key_mask, query_mask)
         queries, keys, values = (exact(x).flatten(0, 1) for x in (q * q.shape[3] ** -0.5, k, v))
         keep = None if key_mask is None else key_mask[:, None].expand(k.shape[:3]).flatten(0, 1)
         together = self.shape.heads if self.synchronous else 1
@@ -148,6 +147,17 @@ class Dacs(Attention):
                 dropout=self.dropout if self.training else 0.0,
             )  # fmt: skip
         return out.view(q.shape).to(v.dtype), stop.view(q.shape[:3])
+
+    def _most(self, q: Tensor, M: int, key_mask: Tensor | None, query_mask: Tensor | None) -> Int[Tensor, "B H N"]:
+        """Most keys that each query reads: up to its own position and the last kept one; none if it is left out."""
+        N = q.shape[2]
+        most = torch.arange(1, N + 1, device=q.device) + M - N if self.shape.causal else q.new_full((N,), M).long()
+        if key_mask is not None and M:
+            last = (key_mask * torch.arange(1, M + 1, device=q.device)).amax(1)
+            most = torch.minimum(most, last[:, None])[:, None]  # (B, 1, N)
+        if query_mask is not None:
+            most = most * query_mask[:, None]
+        return most.expand(q.shape[:3])
 
     def _at_once(
         self, q: Tensor, k: Tensor, v: Tensor, limit: Tensor, keep: Tensor | None, key_mask: Tensor | None,

@@ -98,6 +98,7 @@ METRICS: dict[str, Metric] = {
     "largest_batch_training": Metric("Largest batch, training", "", False),
     "out_of_memory_inference": Metric("Out of memory, inference, at", "MiB", False),
     "out_of_memory_training": Metric("Out of memory, training, at", "MiB", False),
+    "keys_read": Metric("Keys read, of those in sight", "%"),
     "layers": Metric("Layers a position", ""),
     "at_one_layer": Metric("Positions at one layer", "%"),
     "at_all_layers": Metric("Positions at all layers", "%"),

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast, set_seed
 from greenformers.data import Document, Summaries
 from greenformers.measure import summaries, translation
 from greenformers.measure.device import accelerator
+from greenformers.measure.keys_read import KeysRead, keys_read
 from greenformers.measure.record import Record
 from greenformers.model import GreenformerForCausalLM, GreenformerForSeq2SeqLM
 from greenformers.train.generation import GREEDY, Writing, continuations, translations
@@ -30,7 +31,8 @@ class Evaluation:
     """What a run scores on a split.
 
     Attributes:
-        scores: Scores by name: accuracy in percent, losses in nats; BLEU, chrF and ROUGE from 0 to 100.
+        scores: Scores by name: accuracy in percent, losses in nats; BLEU, chrF and ROUGE from 0 to 100; and of a
+            network with `dacs` the share of the keys in sight that are read, in percent.
         texts: Of an encoder-decoder every source with its references and what was written.
         written: Of an encoder-decoder what was written, by example.
         intervals: 95 % intervals of scores, of those that have one.
@@ -78,10 +80,14 @@ def evaluate(
             raise ValueError(
                 f"options of writing are for seq2seq, the run is of {settings.data}, without texts to write"
             )
-        return Evaluation(objective.evaluate(model, split, batch_size))
+        with keys_read(model) as counts:
+            scores = objective.evaluate(model, split, batch_size)
+        return Evaluation(scores | _told(counts))
     documents = objective.data.split(split) if isinstance(objective.data, Summaries) else None
     (translation.needed if documents is None else summaries.needed)()
-    scores = objective.evaluate(model, split, batch_size)
+    with keys_read(model) as counts:
+        scores = objective.evaluate(model, split, batch_size)
+    scores |= _told(counts)
     sources, references = zip(*objective.texts(split), strict=True)
     longest = min(settings.length - 1, objective.target_length)
     outputs = list(
@@ -93,6 +99,11 @@ def evaluate(
         return _summarised(documents, outputs, scores)
     texts = [_shown(*row) for row in zip(sources, references, outputs, strict=True)]
     return Evaluation(scores | translation.translation_scores(outputs, references), texts, outputs)
+
+
+def _told(counts: KeysRead) -> dict[str, float]:
+    """The share of keys that attention read, of a network with attention that stops by itself."""
+    return {} if counts.share is None else {"keys_read": 100 * counts.share}
 
 
 def _summarised(documents: Sequence[Document], outputs: list[str], scores: dict[str, float]) -> Evaluation:

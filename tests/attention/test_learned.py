@@ -363,6 +363,15 @@ def test_dacs_computes_no_more_than_is_read():
     assert costs[1] < 0.3 * costs[0]
 
 
+def test_dacs_reads_no_padding_behind_the_last_kept_key_and_nothing_for_queries_that_are_left_out():
+    module = build("dacs", Shape(HEADS, DIM, 40, cross=True), threshold=100.0)
+    q, k, _ = draw(5, 40)
+    key_mask = torch.arange(40) < torch.tensor([[7], [40]])
+    query_mask = torch.tensor([[True, True, False, True, False]] * 2)
+    stops = module.stops(q, k, key_mask, query_mask=query_mask)
+    assert torch.equal(stops, (key_mask.sum(1)[:, None, None] * query_mask[:, None]).expand_as(stops))
+
+
 @pytest.mark.parametrize("synchronous", [False, True])
 def test_dacs_in_tiles_and_blocks_is_that_at_once(synchronous, monkeypatch):
     """Of more queries and keys than a tile and a block hold, some of which halt in each, with gradients."""

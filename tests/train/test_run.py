@@ -83,6 +83,14 @@ def test_the_model_that_is_left_has_the_scores_that_were_told(runs, name: str) -
     assert (evaluation.intervals, evaluation.baselines, evaluation.differences) == ({}, {}, {})
 
 
+def test_what_dacs_reads_is_told(tmp_path: Path) -> None:
+    settings = {"data": "tinyshakespeare", "folder": verses(tmp_path / "verses"), "variant": "dacs"}
+    run.start(tmp_path / "run", Settings(**SMALL | settings), QUIET)
+    scores = evaluate(tmp_path / "run", "valid", batch_size=3).scores
+    assert list(scores) == ["loss", "perplexity", "keys_read"]
+    assert 10 < scores["keys_read"] < 60  # of up to 16 keys about two, whose weights are near a half
+
+
 def test_a_way_of_writing_is_refused_where_nothing_is_written(runs) -> None:
     with pytest.raises(
         ValueError, match=r"^options of writing are for seq2seq, the run is of \w+, without texts to write$"
