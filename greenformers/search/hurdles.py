@@ -26,8 +26,8 @@ POPULATION, TOURNAMENT, BY_CHANCE = 10, 3, 4
 """Networks of a population, how many of them compete to have a child, and one of how many children is by chance: else
 all are soon relatives of the first that was fast enough."""
 
-TOO_SLOW = 1e6
-"""What stands between what is fast enough and what is not."""
+FAILED = (-1, 0.0)
+"""The fitness of what cannot be."""
 
 FIRST = 5
 """Networks that are trained for the same steps before there is a hurdle."""
@@ -143,15 +143,18 @@ class Hurdles:
         gain = log1p(max(0.0, -trial.lost) / EPSILON) if self.plan.bound.lose is None else 0.0
         return self.plan.bound.merit(trial.speed, trial.lost, STRICT) + gain
 
-    def fitness(self, genes: Genes) -> float:
-        """How good a network is, by the trial of it with the most steps.
+    def fitness(self, genes: Genes) -> tuple[int, float]:
+        """How good a network is: of two, the one that was trained for more steps, or by the trials of as many.
 
-        What is too slow is worse than all that is fast enough, and the better the faster; one that cannot be is worst.
+        Losses are those beside the network of the settings after as many steps, which after more of them is harder to
+        equal: a network that was held back by a hurdle is no better than what it let pass, though it may have lost
+        less. What is too slow is worse than all that is fast enough, and the better the faster; one that cannot be is
+        worst.
         """
         last = self._longest(genes)
         if last is None or not last.speed > 0:  # also one whose training for more steps diverged
-            return float("-inf")
-        return self.merit(last) if self.is_fast(genes) else last.speed - TOO_SLOW
+            return FAILED
+        return (last.steps, self.merit(last)) if self.is_fast(genes) else (0, last.speed)
 
     def is_fast(self, genes: Genes) -> bool:
         """Whether a network was trained, as it is fast enough."""
@@ -203,7 +206,11 @@ def by_evolution(hurdles: Hurdles) -> None:
 
 
 def _child(
-    space: NetworkSpace, population: list[Genes], fitness: Callable[[Genes], float], draw: random.Random, fits: Fits
+    space: NetworkSpace,
+    population: list[Genes],
+    fitness: Callable[[Genes], tuple[int, float]],
+    draw: random.Random,
+    fits: Fits,
 ) -> Genes:
     """A child of the best of a few; at the beginning in turns one of the network of the settings and one by chance."""
     if len(population) < POPULATION:

@@ -174,9 +174,19 @@ def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0, others=No
 def test_what_diverged_is_no_parent(tmp_path):
     search, genes = hurdles(tmp_path, Bound(faster=2.0)), (1, 1, 1, 1, 1, 1)
     search.tries.trials.add(Trial(genes, RUNGS[0], 3.0, -0.05, 1.0))
-    assert search.fitness(genes) > 0
+    assert search.fitness(genes) > (0, 0.0)
     search.tries.trials.add(Trial(genes, RUNGS[1], refused="its accuracy is no number"))
-    assert search.fitness(genes) == float("-inf")
+    assert search.fitness(genes) < min(search.fitness(search.space.start), (0, 0.0))
+
+
+def test_what_a_hurdle_held_back_is_no_better_than_what_it_let_pass(tmp_path):
+    """After more steps the network of the settings is harder to equal."""
+    search, passed, held = hurdles(tmp_path, Bound(faster=2.0)), (1, 1, 1, 1, 1, 1), (2, 1, 1, 1, 1, 1)
+    for genes, steps, lost in ((passed, RUNGS[0], 0.05), (held, RUNGS[0], 0.1), (passed, RUNGS[1], 0.2)):
+        search.tries.trials.add(Trial(genes, steps, 3.0, lost, 1.0))
+    assert search.fitness(passed) > search.fitness(held)
+    search.tries.trials.add(Trial(held, RUNGS[1], 3.0, 0.15, 1.0))
+    assert search.fitness(passed) < search.fitness(held)
 
 
 def test_one_shot_ends_where_nothing_is_fast_enough(tmp_path, monkeypatch):
