@@ -60,7 +60,8 @@ class Adaptive(Depth):
             (L,); None where nothing is trained.
 
     Raises:
-        ValueError: An option is out of range, or trained halting or `by_depth` is asked for with "mixed".
+        ValueError: An option is out of range or of no effect, or trained halting or `by_depth` is asked for with
+            "mixed".
     """
 
     exits = True
@@ -104,6 +105,22 @@ class Adaptive(Depth):
             )
         if by_depth and train == "mixed":
             raise ValueError("by_depth must be False where train is mixed, whose draws have no order; got True")
+        # What is given beside the default must be of effect.
+        oracles = (
+            ("oracle", oracle, "likelihood"),
+            ("cost", cost, 0.1),
+            ("smooth", smooth, 0.0),
+            ("alpha", alpha, 0.1),
+        )
+        for name, value, default, acts, where in (
+            ("threshold", threshold, 0.9, halting == "confidence", "halting is confidence"),
+            ("exit", exit, None, halting == "fixed", "halting is fixed"),
+            ("paths", paths, 1, train == "mixed", "train is mixed"),
+            *((*row, self.learns, "halting is geometric, multinomial or sequence") for row in oracles),
+            ("smooth", smooth, 0.0, halting != "sequence", "tokens leave one by one, not where halting is sequence"),
+        ):
+            if not acts and value != default:
+                raise ValueError(f"{name} has an effect only where {where}; got {value!r}")
         self.norms = nn.ModuleList(size.norm() for _ in range(L))
         rows = L - 1 if halting == "geometric" else L
         self.weight = nn.Parameter(torch.empty(rows, size.width)) if self.learns else None

@@ -99,7 +99,7 @@ class Universal(Depth):
         code: The learned vectors (n_max, d), or None.
 
     Raises:
-        ValueError: An option is out of range.
+        ValueError: An option is out of range or of no effect.
     """
 
     shares = True
@@ -121,6 +121,9 @@ class Universal(Depth):
             raise ValueError(f"eps must be in (0, 1), got {eps}")
         if tau < 0:
             raise ValueError(f"tau must be at least 0, got {tau}")
+        for name, value, default in (("eps", eps, 0.01), ("tau", tau, 0.01), ("bias", bias, None)):
+            if not halts and value != default:
+                raise ValueError(f"{name} has an effect only where halts is true; got {value}")
         for name, value, choices in (("mix", mix, MIXES), ("codes", codes, CODES)):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

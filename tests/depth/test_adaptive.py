@@ -336,6 +336,11 @@ def test_of_a_single_layer_there_is_nothing_to_choose(halting):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"halting": "fixed", "threshold": 0.5}, "threshold has an effect only where halting is confidence; got 0.5"),
+        ({"exit": 2}, "exit has an effect only where halting is fixed; got 2"),
+        ({"paths": 2}, "paths has an effect only where train is mixed; got 2"),
+        ({"alpha": 0.5}, "alpha has an effect only where halting is geometric, multinomial or sequence; got 0.5"),
+        ({"halting": "sequence", "smooth": 2.0}, "smooth has an effect only where tokens leave one by one"),
         ({"halting": "entropy"}, "halting must be one of confidence, .*; got 'entropy'"),
         ({"train": "apart"}, "train must be one of aligned, mixed; got 'apart'"),
         ({"oracle": "delphi"}, "oracle must be one of likelihood, correctness; got 'delphi'"),

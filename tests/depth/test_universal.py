@@ -181,6 +181,7 @@ def test_where_one_step_is_made_nothing_teaches_more():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"halts": False, "tau": 0.0}, r"tau has an effect only where halts is true; got 0.0"),
         ({"eps": 0.0}, r"eps must be in \(0, 1\), got 0.0"), ({"eps": 1.0}, r"eps must be in \(0, 1\), got 1.0"),
         ({"tau": -0.1}, "tau must be at least 0, got -0.1"),
         ({"mix": "mean"}, "mix must be one of sum, interpolate; got 'mean'"),
