@@ -151,6 +151,16 @@ def check_page(folder: Path, option: str = "report") -> None:
         raise ValueError(f"{option} must be a folder that can be written to, {there} cannot")
 
 
+def check_folder(folder: Path | None, option: str) -> None:
+    """Check, before the work, that a folder that is to be read is there; None is none.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"{option} must be a folder that is there, got {folder}")
+
+
 @contextmanager
 def resumable(how: str = "go on with --resume") -> "Iterator[None]":
     """A context for long work: a signal ends the command, with one line on how the work goes on.

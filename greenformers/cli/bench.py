@@ -73,7 +73,10 @@ def bench(
     asked = cells(chosen, terminal.numbers("lengths", lengths), given, network)
     terminal.check_results(results)
     terminal.check_page(out, "out")
+    terminal.check_folder(published, "published")
     reasons = {cell: reason for cell in asked if (reason := refusal(cell, network)) is not None}
+    if min(given) > network.hidden:
+        raise ValueError(f"ranks must be at most the width d of {network.hidden}, got {ranks}")
     if larger := [str(rank) for rank in given if rank > network.hidden]:
         console.print(f"left out: rank {', '.join(larger)}, larger than the width d of {network.hidden}")
     for line in _left_out(reasons):

@@ -6,6 +6,15 @@ from typing import Any
 MODES = ("inference", "training")
 PRECISIONS = ("fp32", "bf16", "fp16")
 
+SLOTS: dict[str, type] = {
+    **dict.fromkeys(("residual", "norm", "feed_forward", "position", "block", "hidden_act"), str),
+    **dict.fromkeys(("bias", "qk_norm", "rank_per_head"), bool),
+    "num_key_value_heads": int, "attention_dropout": float, "layer_norm_eps": float,
+    **dict.fromkeys(("feed_forward_options", "position_options", "block_options"), dict),
+}  # fmt: skip
+"""Other parts of the layers, with the kinds of their values: names of `GreenformerConfig`. The variant is attention and
+rank, and sizes have options of their own."""
+
 
 def option(default: Any, about: str, flag: str | None = None) -> Any:
     """An option with its default, its help text, and its flag where the flag has another name."""
@@ -25,6 +34,19 @@ class Network:
         default_factory=dict,
         metadata={"help": "Another part of the network, such as residual=pre; may be repeated.", "flag": "--slot"},
     )
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "heads", "feed_forward", "layers"):
+            if (size := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
+        for name, value in self.slots.items():
+            kind = SLOTS.get(name)
+            if kind is None:
+                raise ValueError(f"slot must be one of {', '.join(SLOTS)}; got {name!r}")
+            fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                named = {str: "a name", bool: "true or false", int: "an integer", float: "a number", dict: "options"}
+                raise ValueError(f"slot {name} must be {named[kind]}, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -361,14 +361,19 @@ def read(path: str | Path) -> list[Record]:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not a file of records, it is no text") from error
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             record = unfold(json.loads(line), contexts)
             if record is not None:
                 records.append(Record(**record))
                 _check(records[-1])
         except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: not a record ({error})") from error
+            if number == len(lines) and not text.endswith("\n"):
+                about = "it is cut off: remove it, and what it held is measured again"
+            else:
+                about = f"not a record ({str(error).removeprefix('Record.__init__() ')})"
+            raise ValueError(f"{path}, line {number}: {about}") from error
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from error
     return records

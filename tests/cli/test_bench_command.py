@@ -71,6 +71,7 @@ def test_a_grid_is_measured_once_and_drawn(
     assert files(here / "page") == drawn
     # A larger grid: only what is new is measured, and the page is of what was asked for.
     capsys.readouterr()
+    (here / "there").mkdir()
     larger = ["--ranks", "2,4", "--modes", "inference", "--published", "there"]
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *larger) == 0
     assert "there lacks thesis_fig3_4_lrt_inference.csv, " in capsys.readouterr().out
@@ -120,7 +121,14 @@ def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatc
         ("--repeats 0", "tokens and repeats must be at least 1, got 16 and 0"),
         ("--memory 0", "memory must be positive, got 0"),
         ("--heads 3", "3"),
+        ("--layers -1", "layers must be at least 1, got -1"),
+        ("--ranks 17,400", "ranks must be at most the width d of 8, got 17,400"),
+        ("--published nowhere", "published must be a folder that is there, got nowhere"),
         ("--slot residual=sideways", "sideways"),
+        ("--slot residul=pre", "slot must be one of residual, .*; got 'residul'"),
+        ("--slot hidden_size=32", "slot must be one of residual, .*; got 'hidden_size'"),
+        ("--slot qk_norm=maybe", "slot qk_norm must be true or false, got 'maybe'"),
+        ("--slot num_key_value_heads=true", "slot num_key_value_heads must be an integer, got True"),
     ],
 )
 def test_mistakes_of_bench_are_one_line(

@@ -58,7 +58,10 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     append(file, [record("lrt", "latency", 1.0)])
     with file.open("a") as handle:
         handle.write('{"benchmark": "compare"}\n')
-    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: not a record"):
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: not a record \(missing"):
+        read(file)
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2: it is cut off: remove it, and what it held"):
         read(file)
 
 
