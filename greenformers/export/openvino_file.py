@@ -77,21 +77,22 @@ def _keep_state(model: Any, names: dict[str, str]) -> None:
     apply_make_stateful_transformation(model, names)
 
 
-def read_openvino(path: Path, inputs: Sequence[str], precision: str | None = None, *, pieces: bool = False) -> Call:
+def read_openvino(path: Path, inputs: Sequence[str], *, exact: bool = False, pieces: bool = False) -> Call:
     """A file of OpenVINO as a function of tensors, with as many threads as torch.
 
     Args:
         path: The `.xml` file.
         inputs: Names of its inputs.
-        precision: Type of floats, such as "f32"; by default OpenVINO's choice, bfloat16 where the processor has it.
+        exact: Whether all is computed in float32. By default OpenVINO chooses: bfloat16 where the processor has it, and
+            8 bits for what is multiplied by weights of few bits.
         pieces: Whether a file with a cache is given its texts in pieces.
 
     Raises:
         ValueError: OpenVINO cannot read it, or it has other inputs.
     """
     options: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-    if precision is not None:
-        options["INFERENCE_PRECISION_HINT"] = precision
+    if exact:
+        options |= {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
     try:
         compiled = core().compile_model(path, "CPU", options)
     except RuntimeError as error:

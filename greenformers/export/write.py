@@ -233,7 +233,7 @@ def reader(name: str, folder: Path, inputs: Sequence[str], *, exact: bool = Fals
     if name == "onnx":
         return read_onnx(path, inputs, pieces=exact)
     if name == "openvino":
-        return read_openvino(path, inputs, "f32" if exact else None, pieces=exact)
+        return read_openvino(path, inputs, exact=exact, pieces=exact)
     return read_program(path) if name == "program" else Network(*pretrained(str(path.parent)))
 
 

@@ -78,6 +78,13 @@ def test_files_keep_them_packed(tmp_path: Path, name: str, options: dict[str, An
     assert all({*node.input[1:]} <= held for node in operators)  # and nothing that is computed, which OpenVINO refuses
 
 
+def test_openvino_is_compared_without_rounding_inputs_to_8_bits(tmp_path: Path) -> None:
+    """As it does by itself beside weights of few bits, in groups of 32 numbers and more."""
+    model = network("bert", "BertModel", num_hidden_layers=1, hidden_size=64, intermediate_size=256)
+    greenformers.compress(model, Bits(by="rounding", group=32))
+    assert max(write(model, tmp_path, ["openvino"], length=8).differences.values()) < 1e-5
+
+
 def test_both_factors_of_a_low_rank_layer() -> None:
     """In the copy for files no change knows them again: what compares a file with it must not ask."""
     model = network("bert", "BertModel", num_hidden_layers=1)
