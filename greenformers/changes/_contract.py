@@ -278,6 +278,11 @@ class Change:
         return None
 
     @classmethod
+    def described_by(cls) -> "Sequence[str]":
+        """Names of the changes that describe where the network differs because of this one, in order."""
+        return (cls.name(),)
+
+    @classmethod
     def shows(cls, model: "nn.Module") -> bool:
         """Whether a network shows that this change was applied to it, also where there is nothing to describe."""
         return bool(cls.describe(model))

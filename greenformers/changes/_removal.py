@@ -197,6 +197,11 @@ class Removal(Change):
             yield Report(as_dict(self), _summary(self.removes, layers, left), units), stay
 
     @classmethod
+    def described_by(cls) -> Sequence[str]:
+        """The kinds of units that it removes are changes of their own."""
+        return cls.removes
+
+    @classmethod
     def describe(cls, model: "nn.Module") -> Any:
         """Sizes of the layers that make units, and of the one that reads them, by the path of the latter."""
         (kind,) = cls.removes

@@ -120,7 +120,7 @@ def _finish(walk: Walk, out: Path, guards: Sequence[str]) -> None:
     """
     model: Any = walk.blocks.model
     walk.work.write(out, [*range(walk.blocks.count), None], guards)
-    order = [change.name() for change in walk.changes]
+    order = [name for change in walk.changes for name in change.described_by()]
     for part in walk.parts():
         place(model, Description(part.description, part.order))
         order += part.order

@@ -21,7 +21,7 @@ from greenformers.solve.grid import Form, Grid
 from greenformers.solve.layer_by_layer import write
 from greenformers.solve.loss import difference
 from greenformers.solve.replay import Replay, layers
-from greenformers.solve.sparsify import damped
+from greenformers.solve.sparsify import damped, factor
 from greenformers.solve.unit_curves import EXAMPLES, spread, total
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Loss, Trace, call
@@ -113,7 +113,7 @@ def bit_points(
 
 def _ways(site: Site, C: Tensor, form: Callable[[int], Form], clip: bool) -> tuple[dict[Way, float], dict[int, Tensor]]:
     """The squared error of the outputs in each way, and the rounded weights by bits."""
-    W, S, steps = site.matrices()[0].double(), torch.linalg.cholesky(damped(C.double())), Steps.of(C)
+    W, S, steps = site.matrices()[0].double(), factor(damped(C.double())), Steps.of(C)
     smaller = min(site.m, site.n)
     ways, rounded = dict[Way, float](), dict[int, Tensor]()
     for bits in BITS:

@@ -148,6 +148,26 @@ def damped(C: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return H
 
 
+def factor(H: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """The lower triangular L with H = L L^T.
+
+    Covariances of inputs that hardly vary beside their mean may have lost their sign to rounding: the diagonal of H
+    then grows, in place, until there is an L.
+
+    Raises:
+        ValueError: H holds numbers that are not finite.
+    """
+    more = DAMPING * H.diagonal().abs().mean()
+    while True:
+        L, fails = torch.linalg.cholesky_ex(H)
+        if not fails:
+            return L
+        if not H.isfinite().all():
+            raise ValueError("products of the inputs of a layer are not finite")
+        H.diagonal().add_(more)
+        more = 10 * more
+
+
 def inverse_factor(C: Float[Tensor, "n n"], order: Int[Tensor, "n"] | None = None) -> Float[Tensor, "n n"]:
     """The upper triangular U with H^-1 = U^T U, H = C + 0.01 mean(diag C) I.
 
@@ -157,7 +177,7 @@ def inverse_factor(C: Float[Tensor, "n n"], order: Int[Tensor, "n"] | None = Non
     """
     # Each matrix is dropped as soon as the next one is there: of 11,008 inputs it takes 1 GB.
     H = damped(C if order is None else C[order[:, None], order])
-    L = torch.linalg.cholesky(H)
+    L = factor(H)
     del H
     inverse = torch.cholesky_inverse(L)
     del L

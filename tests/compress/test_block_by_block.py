@@ -155,6 +155,14 @@ def test_what_looks_at_the_outputs_looks_at_those_of_the_block(
     assert 0 < lost < most * usual
 
 
+def test_what_comes_after_heads_and_neurons_were_removed_on_one_budget(models: dict[str, Path], tmp_path: Path) -> None:
+    """They are described by changes of their own, which come where their budget stands in the recipe."""
+    compress_block_by_block(models["bert"], tmp_path / "out", [Prune(keep=0.6), LowRank(keep=0.8), Int8()], BATCHES)
+    description = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]
+    assert description["order"] == ["heads", "neurons", "low_rank", "int8"]
+    greenformers.load(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("name", "key"), [("bert", "bert.embeddings.position_ids"), ("gpt2", "transformer.h.0.attn.bias")]
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from greenformers.solve.sparsify import magnitude, magnitude_all, sparsegpt, wanda
+from greenformers.solve.sparsify import factor, magnitude, magnitude_all, sparsegpt, wanda
 
 
 def drawn(m: int = 5, n: int = 12, tokens: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -133,6 +133,17 @@ def test_where_nothing_goes_nothing_changes() -> None:
     W = W.float()
     for Q in (sparsegpt(W, C, keep=0.999), wanda(W, C, keep=0.999), magnitude(W, keep=0.999)):
         assert Q.equal(W)
+
+
+def test_a_covariance_that_rounding_left_without_a_factor_gets_one() -> None:
+    """Of inputs that hardly vary: what is left of their products behind those of the mean may be below 0."""
+    H = torch.eye(3).double() * 1e-9
+    H[0, 1] = H[1, 0] = 3e-9
+    L = factor(H)
+    torch.testing.assert_close(L @ L.T, H)
+    assert 3e-9 < H[0, 0] < 2e-8
+    with pytest.raises(ValueError, match="products of the inputs of a layer are not finite"):
+        factor(torch.full((2, 2), torch.nan))
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
