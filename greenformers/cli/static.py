@@ -7,7 +7,6 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._flags import Results
-from greenformers.static import DIMS
 
 ORDER = 27
 GROUP = "Make a trained model smaller and faster"
@@ -28,7 +27,9 @@ def static(
         Path | None,
         typer.Option(help="Pairs to judge by: such texts with the columns sentence1, sentence2, score."),
     ] = None,
-    dims: Annotated[int, typer.Option(help="Dimensions of the vectors.")] = DIMS,
+    dims: Annotated[
+        int | None, typer.Option(help="Dimensions of the vectors; 256 if not given, or all of fewer.")
+    ] = None,
     length: Annotated[
         int | None,
         typer.Option(
@@ -63,7 +64,7 @@ def static(
     check_place(out)
     if results is not None:
         terminal.check_results(results)
-    learnt, _ = read_examples(texts, "text")
+    learnt, _ = read_examples(texts, "text", labelled=False)
     assert isinstance(learnt, Texts)
     others, judging = (None, None) if evaluate is None else read_examples(evaluate, "text")
     pairs = judging or others
@@ -87,7 +88,8 @@ def static(
     summary = "" if len(lines) == len(every) else f"{len(every) - len(lines):,} texts are those to judge by: left out. "
     summary += (
         f"{how.texts:,} texts hold {how.seen:.0%} of the tokens; cosine to the teacher on others {how.begun:.3f} with "
-        f"tokens alone, {how.cosine:.3f} learned; {dims} directions hold {how.energy:.1%} of the teacher's energy"
+        f"tokens alone, {how.cosine:.3f} learned; {encoder.weight.shape[1]} directions hold {how.energy:.1%} of the teacher's "
+        "energy"
     )
     origin = f"Made from `{model_name(model)}`: {summary}."
     encoder.save(out, card([TEACHER, STATIC], records, origin))

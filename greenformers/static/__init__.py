@@ -12,16 +12,13 @@ if TYPE_CHECKING:
 
 __all__ = ["static"]
 
-DIMS = 256
-"""Usual number of dimensions."""
-
 
 def static(
     model: "nn.Module",
     texts: Sequence[str],
     *,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
-    dims: int = DIMS,
+    dims: int | None = None,
     length: int | None = None,
     teacher_cache: Path | None = None,
     progress: Callable[[str, float], None] = lambda *_: None,
@@ -34,13 +31,13 @@ def static(
         model: A sentence encoder of transformers, or a SentenceTransformer; it is not changed.
         texts: Texts without labels, of the kind that will be encoded.
         tokenizer: Its tokenizer; by default that of a SentenceTransformer.
-        dims: Dimensions of the vectors, at most those of the model's embeddings.
+        dims: Dimensions of the vectors, at most those of the model's embeddings; by default 256, or all of fewer.
         length: Longest text in tokens; by default 128, or the max_seq_length of sentence-transformers.
         teacher_cache: Folder that keeps what the model gives to each text, see `compress`.
         progress: Function that is called with the name of a step and the share of it that is done.
 
     Raises:
-        ValueError: The model gives no embeddings of texts, there are too few texts, or dims is out of range.
+        ValueError: The model gives no embeddings of texts, there are too few texts, or dims or length is out of range.
     """
     from greenformers.static.learn import learned_by
 

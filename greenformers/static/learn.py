@@ -24,6 +24,9 @@ from greenformers.static.table import Bags, alike, beginning, directions, least_
 
 Progress = Callable[[str, float], None]
 
+DIMS = 256
+"""Usual number of dimensions, of a model whose embeddings have as many."""
+
 RIDGES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Weights of the beginning that are tried, on texts that are not learned from."""
 
@@ -64,7 +67,7 @@ def learn(
     tokenizer: PreTrainedTokenizerBase | None,
     texts: Sequence[str],
     *,
-    dims: int,
+    dims: int | None = None,
     length: int,
     cache: Path | None = None,
     progress: Progress = lambda *_: None,
@@ -75,7 +78,7 @@ def learn(
         teacher: A sentence encoder.
         tokenizer: Its tokenizer, one of the tokenizers library.
         texts: Texts without labels; one in twenty is not learned from, and chooses the weight of the beginning.
-        dims: Number d' of directions, at most the width of the teacher's embeddings.
+        dims: Number d' of directions, at most the width of the teacher's embeddings; by default at most `DIMS`.
         length: Longest text in tokens.
         cache: Folder that keeps what the teacher gives.
         progress: Function that is called as work goes on.
@@ -85,7 +88,7 @@ def learn(
             another kind.
     """
     plain: Any = tokenizer
-    check(teacher, plain, texts, dims)
+    dims = checked(teacher, plain, texts, dims)
     rows = _given(teacher, plain, texts, length, cache, progress)
     limits = {"add_special_tokens": False, "truncation": True, "max_length": length}
     # Of all texts at once everything else that a tokenizer gives would be held too.
@@ -117,7 +120,7 @@ def learn(
 
 
 def learned_by(
-    model: Any, texts: Sequence[str], *, tokenizer: PreTrainedTokenizerBase | None, dims: int, length: int | None,
+    model: Any, texts: Sequence[str], *, tokenizer: PreTrainedTokenizerBase | None, dims: int | None, length: int | None,
     cache: Path | None, progress: Progress,
 ) -> tuple[StaticEncoder, Learned]:  # fmt: skip
     """See `greenformers.static.static`; also how it was learned."""
@@ -133,13 +136,22 @@ def learned_by(
 
 
 def longest(model: PreTrainedModel, length: int | None) -> int:
-    """The longest text in tokens: as given, by default that of the model's pooling, or 128, within its reach."""
+    """The longest text in tokens: as given, by default that of the model's pooling, or 128, within its reach.
+
+    Raises:
+        ValueError: The model reads no text of the length that is given.
+    """
+    most = reach(model)
+    if length is not None and most is not None and length > most:
+        raise ValueError(f"length must be at most {most}, the longest input; got {length}")
     usual = length or pooling_of(model).length or USUAL
-    return min(usual, reach(model) or usual)
+    return min(usual, most or usual)
 
 
-def check(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, texts: Sequence[str], dims: int) -> None:
-    """Check that a static encoder can be learned.
+def checked(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, texts: Sequence[str], dims: int | None
+) -> int:
+    """The number of directions, where a static encoder can be learned.
 
     Raises:
         ValueError: It cannot.
@@ -151,8 +163,9 @@ def check(teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, t
     if len(texts) < 2 * VALID:
         raise ValueError(f"a static encoder needs at least {2 * VALID} texts, got {len(texts)}")
     width = _pooled(teacher, tokenizer)
-    if not 1 <= dims <= width:
+    if dims is not None and not 1 <= dims <= width:
         raise ValueError(f"dims must be in 1..{width}, the width of the teacher's embeddings; got {dims}")
+    return min(DIMS, width) if dims is None else dims
 
 
 @torch.no_grad()

@@ -165,9 +165,15 @@ def test_the_command(bert: Path, tmp_path: Path, monkeypatch: Patch, capsys: Cap
         (name, metric) for name in ("teacher", "static") for metric in ("spearman", "latency", "size")
     }
     assert SentenceTransformer(str(out), device="cpu").encode(TEXTS).shape == (3, 8)
-    assert run(monkeypatch, *words) == 0  # an earlier one is replaced
+    labelled = tmp_path / "labelled.tsv"
+    labelled.write_text("label\tsentence\n" + "".join(f"good\t{text}\n" for text in sentences(200)))
+    # An earlier one is replaced, and labels are not read.
+    assert run(monkeypatch, *(str(labelled) if word == str(texts) else word for word in words)) == 0
     capsys.readouterr()
     shutil.rmtree(out)
+    assert "length must be at most 40, the longest input; got 999" in refused(
+        monkeypatch, capsys, *words, "--length", "999"
+    )
     wrong = [*words[:-3], "33", *words[-2:]]
     assert "dims must be in 1..32, the width of the teacher's embeddings; got 33" in refused(
         monkeypatch, capsys, *wrong
