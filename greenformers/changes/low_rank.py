@@ -124,6 +124,7 @@ class LowRank(Change):
 
     def check(self, model: "nn.Module", before: "Sequence[type[Change]]", given: Given) -> None:
         """Check also that the solver can spend the budget, and that there are weights to factorise."""
+        from greenformers.solve.budget import check_possible
         from greenformers.solve.factorise import check_budget
         from greenformers.solve.units import pack, unpack
         from greenformers.solve.walk import sites
@@ -135,7 +136,7 @@ class LowRank(Change):
             return
         unpacked = unpack(model)
         try:
-            sites(model, self.select)
+            check_possible(sites(model, self.select), self.budget(solver), self.multiple)
         finally:
             pack(model, unpacked)
 

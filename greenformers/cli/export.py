@@ -80,6 +80,8 @@ def export(
     for name, value in (("batch", batch), ("limit", limit), ("length", length)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 <= loss <= 100:
+        raise ValueError(f"loss must be in 0..100 %, got {loss:g}")
     if limit is not None and texts is None:
         raise ValueError("--limit is of texts to calibrate with: give some (--texts)")
     if batch is not None and measured == []:

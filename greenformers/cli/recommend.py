@@ -164,6 +164,7 @@ def _for_model(
     from greenformers.data._examples import read_examples
     from greenformers.data._tasks import kind_of_input
     from greenformers.measure.record import append, context
+    from greenformers.model.positions import reach
     from greenformers.report.advice import measured_table, words
     from greenformers.report.fit import fitted
     from greenformers.search.advice import advise
@@ -176,6 +177,10 @@ def _for_model(
     if results is not None:
         terminal.check_results(results)
     network, tokenizer = pretrained(model)
+    longest = reach(network)
+    if length is not None and not 1 <= length <= (longest or length):
+        most = "" if longest is None else f" and at most {longest}, the longest input"
+        raise ValueError(f"length must be at least 1{most}; got {length}")
     kind = kind_of_input(network)
     if kind == "text" or tokenizer is not None:
         check_tokenizer(tokenizer, network, model)

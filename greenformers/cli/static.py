@@ -88,8 +88,8 @@ def static(
     summary = "" if len(lines) == len(every) else f"{len(every) - len(lines):,} texts are those to judge by: left out. "
     summary += (
         f"{how.texts:,} texts hold {how.seen:.0%} of the tokens; cosine to the teacher on others {how.begun:.3f} with "
-        f"tokens alone, {how.cosine:.3f} learned; {encoder.weight.shape[1]} directions hold {how.energy:.1%} of the teacher's "
-        "energy"
+        f"tokens alone, {how.cosine:.3f} learned; {encoder.weight.shape[1]} directions hold {how.energy:.1%} of the "
+        "teacher's energy"
     )
     origin = f"Made from `{model_name(model)}`: {summary}."
     encoder.save(out, card([TEACHER, STATIC], records, origin))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from greenformers.lowrank.rank import Point, kept_energy, largest, rounded, spend, stable_rank
+from greenformers.lowrank.rank import MULTIPLE, Point, kept_energy, largest, rounded, spend, stable_rank
 from greenformers.solve.walk import Site
 
 HOW = ("hull", "uniform", "rank", "energy", "stable")
@@ -73,6 +73,34 @@ def candidates(site: Site, multiple: int) -> list[int]:
     """The ranks that a site may get: the multiples that make it smaller; without any, the largest rank that does."""
     limit = largest(site.m, site.n)
     return list(range(multiple, limit + 1, multiple)) or ([limit] if limit else [])
+
+
+def usual_multiple(selected: Sequence[Site], budget: Budget) -> int:
+    """The number of which ranks are multiples, unless another is given."""
+    return 1 if budget.how == "rank" else MULTIPLE.get(selected[0].matrices().device.type, 8)
+
+
+def check_possible(selected: Sequence[Site], budget: Budget, multiple: int | None) -> None:
+    """Check what follows from the shapes of weights alone, whichever of them texts reach.
+
+    Raises:
+        ValueError: The lowest ranks are over a budget of parameters, or one rank is beyond all weights.
+    """
+    limits = {site.path: largest(site.m, site.n) for site in selected}
+    if budget.how == "rank" and budget.amount > max(limits.values()):
+        raise ValueError(
+            f"the rank must be at most {max(limits.values())}, the largest that makes a weight smaller; "
+            f"got {budget.amount:g}"
+        )
+    if budget.how == "hull" and budget.of == "parameters":
+        by = multiple or usual_multiple(selected, budget)
+        lowest = [site.parameters(next(iter(candidates(site, by)), None)) for site in selected]
+        dense = [site.parameters(None) for site in selected]
+        if budget.amount < min(low / whole for low, whole in zip(lowest, dense, strict=True)):
+            raise ValueError(
+                f"the budget must be at least {sum(lowest) / sum(dense):.3f} of the dense layers', their lowest ranks; "
+                f"got {budget.amount}"
+            )
 
 
 def ranks(layers: Sequence[Layer], budget: Budget, cost: Cost, multiple: int) -> list[int | None]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.lowrank.factorize import CALIBRATED, NEEDS, SOLVERS, SPECTRAL
-from greenformers.lowrank.rank import MULTIPLE, largest
+from greenformers.lowrank.rank import largest
 from greenformers.measure.parameters import parameters
-from greenformers.solve.budget import Budget, Cost, Layer, ranks
+from greenformers.solve.budget import Budget, Cost, Layer, ranks, usual_multiple
 from greenformers.solve.calibrate import DenseRows, covariances
 from greenformers.solve.loss import default
 from greenformers.solve.result import Factorisation, LayerReport
@@ -105,7 +105,7 @@ def factorise(
             selected = [site for site in selected if site not in unreached]
         itemsizes = [site.matrices().element_size() for site in selected]
         if multiple is None:
-            multiple = 1 if budget.how == "rank" else MULTIPLE.get(selected[0].matrices().device.type, 8)
+            multiple = usual_multiple(selected, budget)
         cost = _cost(budget, traced, multiple)
         if named is not None:
             highest = named

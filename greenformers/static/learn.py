@@ -120,8 +120,8 @@ def learn(
 
 
 def learned_by(
-    model: Any, texts: Sequence[str], *, tokenizer: PreTrainedTokenizerBase | None, dims: int | None, length: int | None,
-    cache: Path | None, progress: Progress,
+    model: Any, texts: Sequence[str], *, tokenizer: PreTrainedTokenizerBase | None, dims: int | None,
+    length: int | None, cache: Path | None, progress: Progress,
 ) -> tuple[StaticEncoder, Learned]:  # fmt: skip
     """See `greenformers.static.static`; also how it was learned."""
     if is_sentence_transformer(model):

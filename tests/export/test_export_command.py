@@ -141,6 +141,8 @@ def test_a_language_model_writes_the_same_everywhere(
         ("small --texts nowhere.txt", "nowhere.txt"),
         ("small --lengths 8,x", "lengths must be whole numbers from 1 on, with commas between; got '8,x'"),
         ("small --lengths 0", "lengths must be whole numbers from 1 on"),
+        ("small --loss nan", "loss must be in 0..100 %, got nan"),
+        ("small --loss -1", "loss must be in 0..100 %, got -1"),
         ("small --length 41", "length must be at most 40, the longest input of the model, got 41"),
         ("small --lengths 41", "lengths must be at most 40, the longest input of the model, got 41"),
         ("small --batch 0", "batch must be at least 1, got 0"),

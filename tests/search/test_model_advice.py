@@ -389,7 +389,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
         (f"{BOTH} --lose 3% --faster 2x", "--lose and --faster exclude each other"),
         (f"{BOTH} --minutes 0", "minutes must be above 0, got 0"),
         (f"{BOTH} --batch 0", "batch must be at least 1, got 0"), (f"{BOTH} --limit 0", "limit must be at least 1"),
-        (f"{BOTH} --length 0", "length must be at least 1"), (f"{BOTH} --length 41", "cannot be run on 41 tokens"),
+        (f"{BOTH} --length 0", "length must be at least 1"), (f"{BOTH} --length 41", "at most 40, the longest input; got 41"),
         (f"{BOTH} --runtime tflite", "runtime must be one of torch, onnx, openvino; got 'tflite'"),
         (f"{BOTH} --country XXX", "country must be a 3-letter ISO code"), (f"{BOTH} --results .", "Is a directory"),
         (f"{MODEL} --texts nowhere.txt", "nowhere.txt"), (f"{MODEL} --texts few.txt", "few.txt has 7 examples"),
