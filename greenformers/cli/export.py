@@ -63,6 +63,7 @@ def export(
     from greenformers.checkpoint.pretrained import pretrained
     from greenformers.compress.apply import length_of
     from greenformers.data._examples import read_examples
+    from greenformers.data._tasks import classes_of
     from greenformers.data._texts import Texts
     from greenformers.export import card
     from greenformers.export.deploy import deploy
@@ -80,7 +81,7 @@ def export(
     for name, value in (("batch", batch), ("limit", limit), ("length", length)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 <= loss <= 100:
+    if loss is not None and not 0 <= loss <= 100:
         raise ValueError(f"loss must be in 0..100 %, got {loss:g}")
     if limit is not None and texts is None:
         raise ValueError("--limit is of texts to calibrate with: give some (--texts)")
@@ -90,12 +91,12 @@ def export(
     card.check_target(out)
     if results is not None:
         terminal.check_results(results)
+    network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
     examples = None
     if texts is not None:
-        learnt, heldout = read_examples(texts, "text")
+        learnt, heldout = read_examples(texts, "text", classes=classes_of(network))
         examples = learnt if heldout is None else heldout
         assert isinstance(examples, Texts)
-    network, tokenizer = pretrained(model, needs_tokenizer=texts is not None)
     if limit is not None and not calibrates(network, names):
         raise ValueError("--limit is of texts to calibrate int8 layers with for openvino and onnx: here are none")
     longest = reach(network)

@@ -162,7 +162,7 @@ def _for_model(
     from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
     from greenformers.cli._search import bound_of
     from greenformers.data._examples import read_examples
-    from greenformers.data._tasks import kind_of_input
+    from greenformers.data._tasks import classes_of, kind_of_input
     from greenformers.measure.record import append, context
     from greenformers.model.positions import reach
     from greenformers.report.advice import measured_table, words
@@ -184,7 +184,7 @@ def _for_model(
     kind = kind_of_input(network)
     if kind == "text" or tokenizer is not None:
         check_tokenizer(tokenizer, network, model)
-    learnt, judged = read_examples(texts, kind)
+    learnt, judged = read_examples(texts, kind, classes=classes_of(network))
     with terminal.Steps(console) as steps:
         advice = advise(
             network, tokenizer, judged or learnt, bound=bound, seconds=60 * minutes,

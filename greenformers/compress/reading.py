@@ -59,14 +59,14 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     for part, path in _own(job).items():
         # What calibrates is drawn, and of a large file no more is held.
         enough = job.limit if part == "calibration" else None
-        learnt, judged = read_examples(path, reader.kind, enough, labelled=part == "judging")
+        learnt, judged = read_examples(path, reader.kind, enough, labelled=part == "judging", classes=reader.classes)
         parts[part] = judged if part == "judging" and judged is not None else learnt
         if part == "calibration":
             parts |= split(parts[part], [part], job.seed, job.limit)
     if job.texts is not None:
         used = _used(changes)
         purposes = [part for part in FILES if part in used and part not in parts]
-        learnt, judged = read_examples(job.texts, reader.kind)
+        learnt, judged = read_examples(job.texts, reader.kind, classes=reader.classes)
         if judged is not None and "judging" in purposes:
             purposes.remove("judging")
             parts |= split(judged, ["judging"], job.seed, MOST["judging"])

@@ -1,7 +1,7 @@
 """Examples to calibrate, heal and judge models with: texts, images and recordings, as files hold them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from greenformers.data import _corpus as corpus
 from greenformers.data._audio import seconds
 from greenformers.data._corpus import Utterance
-from greenformers.data._read_texts import read_texts
+from greenformers.data._read_texts import NO_NAMES, read_texts
 from greenformers.data._tasks import Kind
 from greenformers.data._text_files import JUDGED, LEARNT
 from greenformers.data._texts import Texts
@@ -125,7 +125,7 @@ def opened(path: Path) -> Image.Image:
 
 
 def read_examples(
-    path: Path, kind: Kind, enough: int | None = None, *, labelled: bool = True
+    path: Path, kind: Kind, enough: int | None = None, *, labelled: bool = True, classes: Mapping[str, int] = NO_NAMES
 ) -> tuple[Examples, Examples | None]:
     """Examples to train on, and examples to judge by where the path has splits of its own.
 
@@ -138,13 +138,14 @@ def read_examples(
         kind: Kind of the examples.
         enough: Number of texts that the caller takes at most, see `read_texts`.
         labelled: Whether the labels of texts are read.
+        classes: Number of each class of texts, by its name.
 
     Raises:
         ValueError: Nothing of this kind is there, or a file is damaged.
         OSError: The file cannot be read.
     """
     if kind == "text":
-        return read_texts(path, enough, labelled=labelled)
+        return read_texts(path, enough, labelled=labelled, classes=classes)
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there")
     if path.is_file() and (kind == "image" or path.suffix not in corpus.SUFFIXES):

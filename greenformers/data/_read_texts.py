@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from greenformers.data._hub import streamed
 from greenformers.data._labels import score_reader
 from greenformers.data._text_files import Row, Rows, Stream, drawn, hub_name, in_folder, of_file
 from greenformers.data._texts import Texts
 
+NO_NAMES: Mapping[str, int] = MappingProxyType({})
+"""Classes of which numbers alone are known."""
 MOST = 200_000
 """Texts of a source that are held at most; of more, so many are drawn."""
 LARGEST = 2**28
@@ -74,23 +78,26 @@ SECOND = ("question", "sentence1", "sentence2", "premise", "hypothesis", "contex
 """Columns of texts beside which another is half of what a class is of."""
 
 
-def read_texts(path: Path, enough: int | None = None, *, labelled: bool = True) -> tuple[Texts, Texts | None]:
+def read_texts(
+    path: Path, enough: int | None = None, *, labelled: bool = True, classes: Mapping[str, int] = NO_NAMES
+) -> tuple[Texts, Texts | None]:
     """Texts to learn from, and texts to judge by where the source has a split of its own for them.
 
     The source is a file .txt with one text a line; a table .tsv with a header; .jsonl with an object a line (all of
     them plain, .gz or .xz); .parquet; a folder of such files, see `in_folder`; or hf://datasets/NAME[:CONFIGURATION], a
     data set of the hub, which is fetched row by row in an order shuffled by seed, until there are as many as are held.
 
-    Columns are sentence1, sentence2 and score (pairs and how alike they are); sentence or text, and label (a class as a
-    whole number); text alone; or source and target (the texts that an encoder-decoder reads and writes). Of more than
-    `MOST` texts, or of more than `LARGEST` bytes, so many are drawn, always the same; the name says so. All are as
-    likely where their number decides, longer ones less so where their bytes do.
+    Columns are sentence1, sentence2 and score (pairs and how alike they are); sentence or text, and label (a class, by
+    its name or as a whole number); text alone; or source and target (the texts that an encoder-decoder reads and
+    writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many are drawn, always the same; the name
+    says so. All are as likely where their number decides, longer ones less so where their bytes do.
 
     Args:
         path: The source.
         enough: Number of texts that the caller takes at most; of a source of more than `ENOUGH` bytes no more than so
             many texts, or bytes, are held. None where all are of use.
         labelled: Whether labels are read, where there are some.
+        classes: Number of each class, by its name.
 
     Raises:
         ValueError: The source holds no text, or is damaged; the message never shows a text.
@@ -98,18 +105,18 @@ def read_texts(path: Path, enough: int | None = None, *, labelled: bool = True) 
     """
     name, bounds = hub_name(path), Bounds(MOST, enough)
     if name is not None:
-        return _of_hub(name, bounds, labelled)
+        return _of_hub(name, bounds, labelled, classes)
     if not path.is_dir():
-        return _read(path.name, [of_file(path)], bounds, labelled), None
+        return _read(path.name, [of_file(path)], bounds, labelled, classes), None
     learnt, judged = in_folder(path)
-    texts = _read(path.name, [of_file(file) for file in learnt], bounds, labelled)
+    texts = _read(path.name, [of_file(file) for file in learnt], bounds, labelled, classes)
     splits = ([of_file(file) for file in files] for files in judged)
     # A test split may withhold its labels; the validation split then judges.
     kind = _kind(of_file(learnt[0]), labelled)
     others = next((files for files in splits if _shown(files, kind.label)), None)
     if others is None:
         return texts, None
-    return texts, _read(f"{path.name}, to judge by", others, bounds, labelled)
+    return texts, _read(f"{path.name}, to judge by", others, bounds, labelled, classes)
 
 
 def every_text(path: Path) -> Texts:
@@ -122,7 +129,7 @@ def every_text(path: Path) -> Texts:
     return _read(path.name, [of_file(path)], Bounds(None))
 
 
-def _of_hub(name: str, bounds: Bounds, labelled: bool) -> tuple[Texts, Texts | None]:
+def _of_hub(name: str, bounds: Bounds, labelled: bool, classes: Mapping[str, int]) -> tuple[Texts, Texts | None]:
     splits = {part: Stream(f"{name} {part}", split, MOST, bounds.fit) for part, split in streamed(name).items()}
     kind = _kind(splits.get("train") or next(iter(splits.values())), labelled)
     shown = {part: rows for part, rows in splits.items() if _shown([rows], kind.label)}
@@ -130,7 +137,9 @@ def _of_hub(name: str, bounds: Bounds, labelled: bool) -> tuple[Texts, Texts | N
         raise ValueError(f"{name}: every split withholds its labels")
     # Rows are fetched as they are read: those of a split that nobody asks for are not.
     learnt, judged = shown.get("train"), shown.get("test", shown.get("valid"))
-    read = {id(rows): _read(rows.name, [rows], bounds, labelled) for rows in (learnt, judged) if rows is not None}
+    read = {
+        id(rows): _read(rows.name, [rows], bounds, labelled, classes) for rows in (learnt, judged) if rows is not None
+    }
     if learnt is None or judged is None:
         return next(iter(read.values())), None
     return read[id(learnt)], read[id(judged)]
@@ -149,7 +158,9 @@ def _shown(sources: Sequence[Rows], label: str | None) -> bool:
     return value is not None and (label != "label" or str(value) not in ("-1", "-1.0"))
 
 
-def _read(name: str, sources: Sequence[Rows], bounds: Bounds, labelled: bool = True) -> Texts:
+def _read(
+    name: str, sources: Sequence[Rows], bounds: Bounds, labelled: bool = True, classes: Mapping[str, int] = NO_NAMES
+) -> Texts:
     """The texts of sources that hold columns of the same kind; of more than the bounds allow so many are drawn.
 
     Args:
@@ -157,6 +168,7 @@ def _read(name: str, sources: Sequence[Rows], bounds: Bounds, labelled: bool = T
         sources: The sources.
         bounds: How much of the sources is held.
         labelled: Whether labels are read.
+        classes: Number of each class, by its name.
     """
     kinds = [_kind(rows, labelled) for rows in sources]
     for rows, other in zip(sources, kinds, strict=True):
@@ -168,7 +180,7 @@ def _read(name: str, sources: Sequence[Rows], bounds: Bounds, labelled: bool = T
     kind, stream = kinds[0], ((rows, number, raw) for rows in sources for number, raw in rows.raw())
     held, count = drawn(stream, None, size=lambda row: row[0].size(row[2]), fits=bounds.fit)
     number = len(held)
-    label = score_reader(-1e9, 1e9) if kind.label == "score" else _class
+    label = score_reader(-1e9, 1e9) if kind.label == "score" else partial(_class, classes=classes)
     segments: list[tuple[str, ...]] = []
     labels: list[float] = []
     held.reverse()
@@ -221,7 +233,9 @@ def _text(row: Row, column: str) -> str:
     return text
 
 
-def _class(value: object) -> int:
-    if not str(value).isdecimal():
-        raise ValueError("the label must be a whole number from 0 on")
-    return int(str(value))
+def _class(value: object, classes: Mapping[str, int]) -> int:
+    label = str(value)
+    if label not in classes and not label.isdecimal():
+        names = ", ".join(list(classes)[:10])
+        raise ValueError(f"the label must be {f'one of {names}, or ' if names else ''}a whole number from 0 on")
+    return classes[label] if label in classes else int(label)

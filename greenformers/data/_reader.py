@@ -12,7 +12,7 @@ from greenformers.data import _audio as audio
 from greenformers.data._corpus import Utterance
 from greenformers.data._examples import Examples, Files, Images, Sounds, opened
 from greenformers.data._rows import Batches, Row, Rows
-from greenformers.data._tasks import Kind, Task, kind_of_input, task_of
+from greenformers.data._tasks import Kind, Task, classes_of, kind_of_input, task_of
 from greenformers.data._texts import Texts, batches
 
 SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
@@ -73,8 +73,7 @@ class Reader:
         length = min(length, getattr(given, "max_target_positions", None) or length)  # of a decoder by itself
         return cls(
             task, kind, tokenizer, features, length,
-            # Of the two lists of names the model answers by this one; the other may be of another model, or of texts.
-            classes={str(name): int(number) for number, name in (getattr(given, "id2label", None) or {}).items()},
+            classes=classes_of(model),
             start=getattr(given, "decoder_start_token_id", None),
             filler=int(filler if filler is not None else getattr(given, "pad_token_id", None) or 0),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """The task of a model, and the kind of input that it reads."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
@@ -52,3 +52,13 @@ def task_of(model: PreTrainedModel) -> Task:
         "encoders, classifiers, masked and causal language models, encoder-decoders with a language model's head and "
         f"CTC models can be calibrated, healed and judged by examples; a {name} is none of them"
     )
+
+
+def classes_of(model: PreTrainedModel) -> dict[str, int]:
+    """The number of each class of a model, by its name.
+
+    Of the two lists of names in its configuration the model answers by this one; the other may be of another model, or
+    of texts.
+    """
+    given: Any = model.config
+    return {str(name): int(number) for number, name in (getattr(given, "id2label", None) or {}).items()}

@@ -82,7 +82,7 @@ def test_of_a_large_file_that_calibrates_no_more_is_held_than_the_limit(
     monkeypatch.setattr(_read_texts, "ENOUGH", 20_000)
     for name in ("some", "other"):
         (tmp_path / f"{name}.txt").write_text("".join(f"{row:04} " + "x" * 995 + "\n" for row in range(500)))
-    reader: Any = SimpleNamespace(kind="text", check=lambda _: None)
+    reader: Any = SimpleNamespace(kind="text", classes={}, check=lambda _: None)
     job = Job(calibrate=tmp_path / "some.txt", evaluate=tmp_path / "other.txt", limit=24)
     parts = read_parts([Int8()], job, reader)
     assert {name: (part.name, len(part)) for name, part in parts.items()} == {

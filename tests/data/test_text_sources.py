@@ -79,6 +79,7 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ),
         ("a.tsv", b"text\tlabel\nsecret", "a.tsv, line 2: expected 2 fields, found 1"),
         ("a.tsv", b"text\tlabel\nsecret\t-1", "a.tsv, line 2: the label must be a whole number from 0 on"),
+        ("a.tsv", b"text\tlabel\nsecret\tgood", "a.tsv, line 2: the label must be a whole number from 0 on"),
         ("a.tsv", b"text\tlabel", "a.tsv holds no text"),
         ("a.jsonl", b'{"text": "secret"', "a.jsonl, line 1: expected JSON (Expecting "),
         ("a.jsonl", b'{"text": "a"}\n["secret"]', 'a.jsonl, line 2: expected an object of JSON, as {"text": ...}'),
@@ -97,6 +98,15 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, said: str) -> 
         read_texts(tmp_path / name)
     assert str(caught.value).startswith(said)
     assert "secret" not in str(caught.value)
+
+
+def test_classes_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\na\tgood\nb\t1\nc\tbad\n")
+    texts, _ = read_texts(tmp_path / "a.tsv", classes={"good": 1, "bad": 0})
+    assert list(texts.labels) == [1, 1, 0]
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\nsecret\tfine\n")
+    with pytest.raises(ValueError, match="a.tsv, line 2: the label must be one of good, bad, or a whole number from 0"):
+        read_texts(tmp_path / "a.tsv", classes={"good": 1, "bad": 0})
 
 
 def test_folders(tmp_path: Path) -> None:
