@@ -194,6 +194,8 @@ class Heal(Change):
             self.check_order(before)
             return
         super().check(model, before, given)
+        if self.adapters is None and not any(weight.requires_grad for weight in model.parameters()):
+            raise ValueError("healing needs weights that learn, and all are frozen: call requires_grad_() of the model")
         per_process(self.schedule(given.seed))
         if self.shard and alone():
             raise ValueError("shard needs several processes: start the command with torchrun")

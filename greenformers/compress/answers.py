@@ -56,8 +56,9 @@ class Embedded:
         # A narrower model's embeddings have no coordinates in common with these.
         if self.rows.shape == other.shape:
             near = (self.rows * other).sum(-1).double().numpy()
-            # The other model's own are all 1.
-            interval = None if beside is None else _interval(len(near), lambda at: near[at].mean() - 1)
+            # The other model's own are all 1. Of a single one no interval can be known.
+            some = beside is not None and len(near) > 1
+            interval = _interval(len(near), lambda at: near[at].mean() - 1) if some else None
             scores["cosine"] = (float(near.mean()), interval)
         if self.scored is not None:
             interval = None if beside is None else spearman_difference(self.cosines, beside.cosines, self.scored)
@@ -77,7 +78,9 @@ class Classified:
 
     def scores(self, beside: "Classified | None" = None) -> dict[str, Score]:
         """The accuracy, in percent."""
-        interval = None if beside is None else list(paired_difference(self.right, beside.right)[1:])
+        interval = None
+        if beside is not None and len(self.right) > 1:
+            interval = list(paired_difference(self.right, beside.right)[1:])
         return {"accuracy": (100 * self.right.double().mean().item(), interval)}
 
 
@@ -120,7 +123,9 @@ class Translated:
 
     def scores(self, beside: "Translated | None" = None) -> dict[str, Score]:
         """BLEU."""
-        interval = None if beside is None else bleu_difference(self.texts, beside.texts, self.references)
+        interval = None
+        if beside is not None and len(self.texts) > 1:
+            interval = bleu_difference(self.texts, beside.texts, self.references)
         return {"bleu": (translation_scores(self.texts, self.references)["bleu"], interval)}
 
 

@@ -21,7 +21,7 @@ from greenformers._torch import leaves, without_parameters
 from greenformers.changes._stacks import stacks
 from greenformers.measure.quality import evaluating
 from greenformers.model._transformers import all_ties
-from greenformers.solve.stream import Stored
+from greenformers.solve.stream import OTHER_NAMES, Stored
 from greenformers.solve.watch import call
 
 Tensors = Mapping[str, Tensor]
@@ -113,7 +113,7 @@ class Blocks:
         foreign = [key for key in stored if key not in own]
         if lacking or foreign:
             which = f"has no {lacking[0]}" if lacking else f"holds {foreign[0]}, which the network does not have"
-            raise ValueError(f"the checkpoint {which}: it was written by another version; load and save it")
+            raise ValueError(f"the checkpoint {which}: {OTHER_NAMES}")
 
     @property
     def count(self) -> int:

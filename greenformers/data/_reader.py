@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as DECODERS
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as ENCODERS
 
 from greenformers.data import _audio as audio
 from greenformers.data._corpus import Utterance
@@ -67,6 +69,11 @@ class Reader:
         if task == "seq2seq" and kind == "image":
             raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
         given: Any = model.config
+        decoder = given.model_type in DECODERS and given.model_type not in ENCODERS
+        if task == "classifier" and kind == "text" and decoder and getattr(given, "pad_token_id", None) is None:
+            raise ValueError(
+                f"a {name} reads the last token of each text that is not padding: set pad_token_id in its config.json"
+            )
         if getattr(tokenizer, "is_fast", False):  # one that keeps, and saves, how the last texts were cut and padded
             tokenizer = copy.deepcopy(tokenizer)
         filler = getattr(tokenizer, "pad_token_id", None)

@@ -148,10 +148,19 @@ def sections_with_figures(records: Iterable[Record]) -> list[Section]:
 
 
 def variants(sections: Iterable[Section]) -> list[str]:
-    """The variants of all sections: the baselines, and then the others in the order in which they appear."""
+    """The variants of all sections: the baselines, and then the others in the order in which they appear.
+
+    One that an earlier section lacks stands before what follows it.
+    """
     sections = list(sections)
     baselines = [section.baseline for section in sections if section.baseline]
-    cells = [variant for section in sections for _, variant in section.cells]
+    cells: list[str] = []
+    for section in sections:
+        own = list(dict.fromkeys(variant for _, variant in section.cells))
+        for at, name in enumerate(own):
+            if name not in cells:
+                follows = next((other for other in own[at + 1 :] if other in cells), None)
+                cells.insert(len(cells) if follows is None else cells.index(follows), name)
     curves = [variant for section in sections for *_, variant in section.points]
     return list(dict.fromkeys([*baselines, *cells, *curves]))
 

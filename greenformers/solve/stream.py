@@ -165,6 +165,10 @@ def opened(site: Site, file: Path, key: str) -> Iterator[None]:
         module.weight = empty
 
 
+OTHER_NAMES = "its names are those of another version of the network; load and save it, or, where that leaves them, work in memory"
+"""transformers may rename weights when they are loaded and saved; from disk they are read as they are."""
+
+
 def key_of(site: Site, stored: Mapping[str, Stored]) -> str:
     """The name of a weight in a checkpoint.
 
@@ -174,4 +178,4 @@ def key_of(site: Site, stored: Mapping[str, Stored]) -> str:
     for path in site.paths:
         if f"{path}.weight" in stored:
             return f"{path}.weight"
-    raise ValueError(f"the checkpoint has no {site.path}.weight: it was written by another version; load and save it")
+    raise ValueError(f"the checkpoint has no {site.path}.weight: {OTHER_NAMES}")

@@ -300,6 +300,12 @@ def test_what_it_needs_is_asked_for_before_any_work(change, message):
         HEALING.check(small, [], replace(given(original), **change))
 
 
+def test_weights_that_are_all_frozen_are_not_healed():
+    small, original = pair()
+    with pytest.raises(ValueError, match="healing needs weights that learn, and all are frozen"):
+        HEALING.check(small.requires_grad_(False), [], given(original))
+
+
 def test_processes_are_counted_before_any_work(monkeypatch):
     small, original = pair()
     with pytest.raises(ValueError, match="shard needs several processes: start the command with torchrun"):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from models import tokenizer
+from zoo import network
 
 from greenformers.changes import Heal, Int8
 from greenformers.compress.job import Job
@@ -12,7 +14,15 @@ from greenformers.compress.parts import parts_of
 from greenformers.compress.reading import apart, check_parts, fitted, read_parts
 from greenformers.compress.run import Unfinished, files_of
 from greenformers.data import _read_texts
+from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
+
+
+def test_a_decoder_that_classifies_needs_a_token_for_padding() -> None:
+    model: Any = network("gpt2", "GPT2ForSequenceClassification", n_layer=1)
+    model.config.pad_token_id = None
+    with pytest.raises(ValueError, match=r"reads the last token of each text that is not padding: set pad_token_id"):
+        Reader.of(model, tokenizer("gpt2"), 16)
 
 
 def test_no_text_that_judges_is_learned_from() -> None:

@@ -284,3 +284,15 @@ def test_curves_alone_are_tabulated_by_their_ends():
     text = table.markdown([*points, figure("a", LONG, "latency", 1.0)])
     assert "Training loss" not in text
     assert "curves" not in text
+
+
+def test_a_variant_that_has_no_costs_stands_where_its_scores_do() -> None:
+    """A step that was judged and not measured, before the one that follows it."""
+    steps = ("transformer", "low rank", "healed", "int8")
+    costs = [
+        Record.of("size", 1.0, benchmark="compress", variant=name, setting={}) for name in steps if name != "healed"
+    ]
+    scores = [
+        Record.of("accuracy", 90.0, benchmark="compress", variant=name, setting={"texts": "a.tsv"}) for name in steps
+    ]
+    assert table.variants(table.sections([*costs, *scores])) == list(steps)
