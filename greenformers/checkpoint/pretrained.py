@@ -42,7 +42,7 @@ def pretrained(name: str, needs_tokenizer: bool = False) -> tuple[PreTrainedMode
     if local:
         check_local(read_json(Path(name) / "config.json"), Path(name))
         check_weights(Path(name))
-    elif Path(name).exists() or name.startswith((".", "/", "~")):
+    elif Path(name).exists() or name.startswith((".", "/", "~")) or _below_a_folder(Path(name)):
         raise FileNotFoundError(f"{name} is not a folder with a model")
     options: dict[str, Any] = {"local_files_only": local, "trust_remote_code": False}
     model = _model(name, local, options, modules)
@@ -149,3 +149,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase | None, model: PreTrained
         vocabulary = getattr(model.config, "vocab_size", len(tokenizer))
     if len(tokenizer) > vocabulary:
         raise ValueError(f"the tokenizer of {name} has {len(tokenizer)} tokens, the model {vocabulary}")
+
+
+def _below_a_folder(path: Path) -> bool:
+    """Whether a path names something in a folder that is here, and so no model on the hub."""
+    return path.parent != Path() and path.parent.is_dir()

@@ -198,6 +198,7 @@ def test_other_models(
         ("BertModel --energy 0.9999", "no weight became low rank"),
         ("nowhere/at/all", "nowhere/at/all has no configuration that can be read"),
         ("./nowhere", "./nowhere is not a folder with a model"),
+        ("BertModel/nowhere", "BertModel/nowhere is not a folder with a model"),
         ("texts.txt", "texts.txt is not a folder with a model"),
         (".", "config.json is missing"),
         ("damaged", "is not a whole safetensors file"),
