@@ -1,6 +1,7 @@
-"""Tensors in files of safetensors: a full disk is an OSError, as with any other file."""
+"""Tensors in files of safetensors: a full disk is an OSError, as with any other file, a damaged file a ValueError."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from errno import EIO, ENOSPC
 from pathlib import Path
 
@@ -20,3 +21,16 @@ def save_file(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str
     except SafetensorError as error:
         number = ENOSPC if "os error 28" in str(error) else EIO
         raise OSError(number, str(error), str(path)) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """A context in which a file of safetensors is read.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error

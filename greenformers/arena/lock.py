@@ -1,6 +1,5 @@
 """Locks by which several processes share out a grid, on as many machines as see its folder."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +15,21 @@ NOT_AT_ALL, AS_LONG_AS_IT_TAKES = 0.0, -1.0
 def locked(out: Path) -> Iterator[None]:
     """A `with` block that one process at a time is in, of those that work on the same grid.
 
-    Where the grid is refused, nothing is left of a folder that was made for it.
+    Where the grid is refused, nothing is left in a folder that was empty, and of one that was not there.
     """
+    is_new = not out.exists()
+    is_empty = is_new or not any(out.iterdir())
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / LOCK):
         try:
             yield
         except (ValueError, OSError):
-            if [path.name for path in out.iterdir()] == [LOCK]:
-                shutil.rmtree(out)
+            # A folder in it is work that another process has begun.
+            if is_empty and not any(path.is_dir() for path in out.iterdir()):
+                for path in out.iterdir():
+                    path.unlink()
+                if is_new:
+                    out.rmdir()
             raise
 
 

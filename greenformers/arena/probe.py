@@ -107,7 +107,6 @@ class Probes:
     def _counted(self, task: str, variant: str) -> int:
         model, length = network(task, variant, self.grid).eval(), task_of(task).sizes[self.grid.size].length
         ids = drawn(1, length)
-        # With gradients: without them, torch's counter fails on modules that are given a view of a parameter.
         return flops(lambda: model(input_ids=ids))
 
     def _timed(self, task: str, variant: str) -> float:

@@ -114,7 +114,7 @@ def _given(kind: type[Training], config: Path | None, values: dict[str, Any]) ->
 
 
 def _check_used(kind: type[Training], stored: dict[str, Any], flagged: dict[str, Any]) -> None:
-    """Raise ValueError for the rank of a network without low-rank layers, and for a tokenizer beside that of a run.
+    """Raise ValueError for a size that the variant does not have, and for a tokenizer beside that of a run.
 
     One file may serve several variants, of which it names none: its rank then says nothing of a dense one.
     """
@@ -122,11 +122,31 @@ def _check_used(kind: type[Training], stored: dict[str, Any], flagged: dict[str,
 
     defaults: dict[str, Any] = {entry.name: entry.default for entry in fields(kind)}
     named = defaults | stored | flagged
-    stands = "variant" in stored and "variant" not in flagged and named["rank"] != defaults["rank"]
-    if ("rank" in flagged or stands) and slots(named["variant"], rank=1, narrow=True)["rank"] is None:
+    names_variant = "variant" in stored and "variant" not in flagged
+    typed = [
+        name for name in ("rank", "feed_forward")
+        if name in flagged or (names_variant and named[name] != defaults[name])
+    ]  # fmt: skip
+    chosen = slots(named["variant"], rank=1, narrow=True) if typed else {}
+    if "rank" in typed and chosen["rank"] is None:
         raise ValueError(f"rank is for lrt, the variant is {named['variant']!r}; got {named['rank']}")
+    if "feed_forward" in typed and _without_feed_forward(chosen.get("block"), named):
+        raise ValueError(
+            f"feed_forward is for feed-forward blocks, {chosen['block']} has none; got {named['feed_forward']}"
+        )
     if "tokenizer" in flagged and named["init"] is not None:
         raise ValueError(f"tokenizer is that of the run in init, {named['init']}; got {named['tokenizer']}")
+
+
+def _without_feed_forward(block: str | None, named: dict[str, Any]) -> bool:
+    """Whether no layer of a network has a feed-forward block; the layers of a decoder are standard ones."""
+    from greenformers.blocks import block_class
+    from greenformers.data import Pairs, Summaries, _kind, names
+
+    if block is None or block_class(block).has_feed_forward or named["decoder_layers"] is not None:
+        return False
+    data = named.get("data")
+    return data not in names() or _kind(data) not in (Pairs, Summaries)
 
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:

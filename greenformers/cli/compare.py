@@ -83,7 +83,7 @@ def compare(
     else:
         names = [name.strip() for name in variants.split(",")]
         _check_used(names, typed)
-    out.mkdir(parents=True, exist_ok=True)
+    terminal.check_page(out, "out")
     terminal.check_results(results)
     unfinished = Unfinished(out / "unfinished")
     with terminal.resumable("the same command goes on"), terminal.Steps(console) as steps:

@@ -35,22 +35,25 @@ def generate(
     top_p: Annotated[
         float, typer.Option(help="Total probability of the likeliest tokens that are sampled from.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling; 0 if not given.")] = None,
 ) -> None:
     """Continue texts with a trained language model, or translate or summarise them with an encoder-decoder."""
     from greenformers.data._files import read_lines
     from greenformers.train.evaluate import written
     from greenformers.train.generation import Writing
 
-    if not sample and (temperature, top_k, top_p) != (1.0, 0, 1.0):
-        raise ValueError("temperature, top_k and top_p are of sampling: give --sample too")
+    if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, None):
+        raise ValueError("temperature, top_k, top_p and seed are of sampling: give --sample too")
     terminal.quiet()
-    texts = [*(prompt or []), *(read_lines(prompts) if prompts else [])]
+    lines = read_lines(prompts) if prompts else []
+    if "" in lines:
+        raise ValueError(f"{prompts}, line {lines.index('') + 1}: a prompt must have at least one character")
+    texts = [*(prompt or []), *lines]
     options: dict[str, Any] = {
         "writing": Writing(beams, length_penalty, no_repeat, min_new_tokens),
         "do_sample": sample,
         "max_new_tokens": max_new_tokens,
     }
     draw: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    for text in written(run_folder, texts, seed=seed, **options, **(draw if sample else {})):
+    for text in written(run_folder, texts, seed=seed or 0, **options, **(draw if sample else {})):
         print(text)

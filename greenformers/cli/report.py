@@ -24,6 +24,8 @@ def report(
     from greenformers.report.table import markdown as table_in_markdown
     from greenformers.report.table import tables
 
+    if not markdown:
+        terminal.check_page(out, "out")
     latest = newest(read(records))
     if markdown:
         print(table_in_markdown(latest), end="")

@@ -145,7 +145,8 @@ def _recognised(folder: Path) -> str:
     layouts = layouts_of(folder)
     if len(layouts) != 1:
         fitting = " and ".join(layouts) or "none"
-        raise ValueError(f"{folder.name}: expected one layout of {', '.join(LAYOUTS)}, recognised {fitting}; name it")
+        name = folder.resolve().name
+        raise ValueError(f"{name}: expected one layout of {', '.join(LAYOUTS)}, recognised {fitting}; name it")
     return layouts[0]
 
 

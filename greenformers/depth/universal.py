@@ -121,9 +121,9 @@ class Universal(Depth):
             raise ValueError(f"eps must be in (0, 1), got {eps}")
         if tau < 0:
             raise ValueError(f"tau must be at least 0, got {tau}")
-        for name, value, default in (("eps", eps, 0.01), ("tau", tau, 0.01), ("bias", bias, None)):
-            if not halts and value != default:
-                raise ValueError(f"{name} has an effect only where halts is true; got {value}")
+        for name, number, default in (("eps", eps, 0.01), ("tau", tau, 0.01), ("bias", bias, None)):
+            if not halts and number != default:
+                raise ValueError(f"{name} has an effect only where halts is true; got {number}")
         for name, value, choices in (("mix", mix, MIXES), ("codes", codes, CODES)):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +258,20 @@ def _check_names(path: Path, index: Path) -> None:
     with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file, index.open("rb") as entries:
         if (count := sum(line.startswith(b">") for line in file)) != (indexed := sum(1 for _ in entries)):
             raise GenomeError(f"{path}: has {count} sequences of {indexed} names")
+
+
+def check_people(path: Path) -> None:
+    """Raise GenomeError where a VCF file has a person twice, of which htslib only says that its header is not valid."""
+    opened = gzip.open if path.name.lower().endswith(".gz") else open
+    with suppress(OSError, EOFError, zlib.error), opened(path, "rt", encoding="utf-8", errors="replace") as lines:
+        columns = next((line.split() for line in takewhile(_of_header, lines) if line.startswith("#CHROM")), [])
+        names = Counter(columns[9:])
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise GenomeError(f"{path}: has person {twice[0]} {names[twice[0]]} times")
+
+
+def _of_header(line: str) -> bool:
+    return line.startswith("#")
 
 
 @contextmanager

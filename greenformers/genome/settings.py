@@ -43,14 +43,16 @@ class Network(Training):
         """
         from greenformers.model.variant import rank_option
 
-        if self.k is not None or rank_option(self.variant) is None:
+        if self.k is not None or (name := rank_option(self.variant)) is None or name in (self.option or {}):
             return super().sizes()
         return replace(self, k=min(256, self.length)).sizes()
 
-    def check_memory(self) -> None:
-        """Raise ValueError where a memory of earlier segments is asked for."""
+    def check_unused(self) -> None:
+        """Raise ValueError where a memory of earlier segments or layers of a decoder are asked for."""
         if self.memory:
             raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
+        if self.decoder_layers is not None:
+            raise ValueError(f"decoder_layers is of seq2seq: must be left out, got {self.decoder_layers}")
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer of the settings, or that of the run in `init`.
@@ -103,7 +105,7 @@ class Pretraining(Network):
         from greenformers.train.processes import first_process
         from greenformers.train.task import Task
 
-        self.check_memory()
+        self.check_unused()
         if (self.reference is None) == (self.sequences is None):
             raise ValueError("name a reference or sequences, one of them")
         if self.mode not in MODES:
@@ -172,7 +174,7 @@ class Finetuning(Network):
         from greenformers.genome.risk import DiseaseRisk
         from greenformers.train.task import Task
 
-        self.check_memory()
+        self.check_unused()
         people = People.load(sequences_of(self), self.region, disease=self.disease)
         splits = people.splits(self.split, self.valid_share, self.test_share)
         examples = {
@@ -207,7 +209,7 @@ def inherited(given: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: A size is given that is not the run's.
     """
-    from greenformers.train.run import SETTINGS
+    from greenformers.train.run import SETTINGS, check_kind
 
     if given.get("low_rank_training") == "dense_first":
         given = {"patience": None} | given
@@ -218,7 +220,9 @@ def inherited(given: dict[str, Any]) -> dict[str, Any]:
     path = next((place / SETTINGS for place in (folder, folder.parent.parent) if (place / SETTINGS).is_file()), None)
     if path is None:
         return given
-    stored = read(path, _kind_of(path))
+    kind = _kind_of(path)
+    check_kind(path.parent, kind)
+    stored = read(path, kind)
     for name in _OF_THE_RUN:
         if name in given and given[name] != stored.get(name, given[name]):
             raise ValueError(f"{name} must be {stored[name]}, that of the run in init, or left out; got {given[name]}")

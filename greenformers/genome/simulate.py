@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,10 @@ def epsilon(called: variants.Variants, region: Region, assembly: int) -> list[st
 
 def log_odds(called: variants.Variants, region: Region, causes: Sequence[Effect]) -> list[float | None]:
     """Sum of the logarithms of the odds ratios of every person's alleles; None where one of them is not known."""
+    return _log_odds(bases_at(called, region, [cause.position for cause in causes]), causes)
+
+
+def _log_odds(bases: Iterable[list[str]], causes: Sequence[Effect]) -> list[float | None]:
     return [
         None
         if any("N" in side for side in both)
@@ -128,8 +133,25 @@ def log_odds(called: variants.Variants, region: Region, causes: Sequence[Effect]
             math.log(cause.odds_ratio) * sum(side[site] == cause.allele for side in both)
             for site, cause in enumerate(causes)
         )
-        for both in bases_at(called, region, [cause.position for cause in causes])
+        for both in bases
     ]
+
+
+def _check_differ(bases: Sequence[list[str]], causes: Sequence[Effect]) -> None:
+    """Warn of effects of alleles of which all people have as many copies, as they make no difference.
+
+    Raises:
+        ValueError: All effects are such.
+    """
+    alike = []
+    for site, cause in enumerate(causes):
+        counts = {sum(side[site] == cause.allele for side in both) for both in bases if "N" not in "".join(both)}
+        if len(counts) == 1:
+            alike.append(f"{cause.position} {cause.allele}")
+    if len(alike) == len(causes):
+        raise ValueError(f"positions of effects must have variants of their alleles, none of {', '.join(alike)} has")
+    if alike:
+        warnings.warn(f"nobody differs at {', '.join(alike)}: these effects make no difference", stacklevel=3)
 
 
 def phenotypes(odds: Sequence[float], prevalence: float, seed: int) -> list[int]:
@@ -164,7 +186,7 @@ def odds_of(
         table: Table of `effects`, where there is no preset.
 
     Raises:
-        ValueError: There is no such preset.
+        ValueError: There is no such preset, or all people have as many copies of the alleles of all effects.
         GenomeError: A file cannot be used.
     """
     if preset is not None and preset not in PRESETS:
@@ -173,7 +195,9 @@ def odds_of(
         assert table is not None
         causes, where = effects(table), reference.region(region)
         called = variants.read(path, reference, where)
-        return dict(zip(called.people, log_odds(called, where, causes), strict=True)), table.name
+        bases = list(bases_at(called, where, [cause.position for cause in causes]))
+        _check_differ(bases, causes)
+        return dict(zip(called.people, _log_odds(bases, causes), strict=True)), table.name
     assembly = PRESETS[preset]
     first, last = APOE_SITES[assembly]
     where = reference.region(region or f"19:{first}-{last}")

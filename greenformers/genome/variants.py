@@ -25,6 +25,7 @@ from greenformers.genome.files import (
     INDEXES,
     GenomeError,
     Region,
+    check_people,
     checked,
     htslib,
     index_of,
@@ -227,8 +228,12 @@ def _opened(path: Path) -> Any:
     if not path.name.lower().endswith((".vcf", ".vcf.gz", ".bcf")):
         raise GenomeError(f"{path}: variants must be in a .vcf, .vcf.gz or .bcf file")
     whole(path)
-    with told(path, "no VCF or BCF file that can be read"):
-        return pysam.VariantFile(name)
+    try:
+        with told(path, "no VCF or BCF file that can be read"):
+            return pysam.VariantFile(name)
+    except GenomeError:
+        check_people(path)
+        raise
 
 
 def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, list[str], dict[str, str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, NoReturn
 
@@ -31,9 +31,20 @@ def flops(call: Callable[[], object]) -> int:
     Raises:
         ValueError: Raised where the call uses an operator whose products cannot be counted (fused recurrent layers).
     """
-    with _no_fused_encoder(), FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
+    counter = FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
+    with _no_fused_encoder(), counter:
         call()
     return counter.get_total_flops()
+
+
+class _NoModules(nullcontext[None]):
+    """Stands for the tracker of the modules that FLOPs are counted by, where their total alone is asked for.
+
+    In inference mode its hooks fail where a module is given a parameter, as the inducing points of isab are.
+    """
+
+    parents = ("Global",)
 
 
 Size = tuple[int, ...]

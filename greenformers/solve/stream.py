@@ -165,7 +165,7 @@ def opened(site: Site, file: Path, key: str) -> Iterator[None]:
         module.weight = empty
 
 
-OTHER_NAMES = "its names are those of another version of the network; load and save it, or, where that leaves them, work in memory"
+OTHER_NAMES = "its names are not those of the network; load and save it, or, where that leaves them, work in memory"
 """transformers may rename weights when they are loaded and saved; from disk they are read as they are."""
 
 

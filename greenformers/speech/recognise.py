@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
+from greenformers._tensors import reading
 from greenformers.data import _audio as audio
 from greenformers.data._audio import AudioError
 from greenformers.measure.quality import evaluating
@@ -68,10 +68,8 @@ class Recogniser:
                 raise ValueError(f"{folder} must be a finished run or a model of speech, it has no {name}")
         if json.loads((source / "config.json").read_text()).get("model_type") != SpeechConfig.model_type:
             raise ValueError(f"{folder} must be a finished run or a model of speech, it is one of something else")
-        try:
+        with reading(source / "model.safetensors"):
             model = GreenformerForSpeechSeq2Seq.from_pretrained(source, local_files_only=True, use_safetensors=True)
-        except SafetensorError as error:
-            raise ValueError(f"{source / 'model.safetensors'} is damaged: {error}") from error
         tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
         search = search or Search()
         try:

@@ -64,10 +64,13 @@ class SpeechSettings(Training):
             only: Split that is looked at; None for all that training needs.
 
         Raises:
-            ValueError, OSError: As by `greenformers.speech.recordings.recordings`.
+            ValueError, OSError: As by `greenformers.speech.recordings.recordings`, or no corpus is named.
         """
+        from greenformers.data._corpus import layouts_of
         from greenformers.speech.recordings import recordings
 
+        if self.corpus == SpeechSettings.corpus and self.layout is None and not layouts_of(Path(self.corpus)):
+            raise ValueError("corpus must be named: without it the current folder is taken, which holds none")
         return recordings(
             Path(self.corpus), self.layout, rate=self.rate, longest=self.longest,
             valid=self.valid, test=self.test, held_out=self.held_out, only=only,
@@ -85,6 +88,10 @@ class SpeechSettings(Training):
             raise ValueError(f"micro_batches is not for speech: must be left out, got {self.micro_batches}")
         if self.memory:
             raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
+        if self.pooling != SpeechSettings.pooling:
+            raise ValueError(
+                f"pooling makes one vector of a sequence, which speech has no use for; got {self.pooling!r}"
+            )
         if self.patience is None and self.patience_by != SpeechSettings.patience_by:
             raise ValueError(f"patience_by goes with patience, which is not given; got {self.patience_by!r}")
         if self.patience_by not in METRICS:

@@ -1,5 +1,6 @@
 """Classification and regression of sequences: of images or of texts."""
 
+from collections.abc import Iterable
 from math import nan
 from typing import Any
 
@@ -13,6 +14,7 @@ from greenformers.measure.correlation import pearson, spearman
 from greenformers.measure.quality import accuracy, evaluating, predict
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.train.objective import Batch, Example, Objective, padded
+from greenformers.train.pairs import tokens_of_pairs
 from greenformers.train.stream import Numbered
 from greenformers.train.text import vocabulary
 
@@ -90,16 +92,17 @@ class TextClassification(Objective):
     def rows(self, split: str) -> list[Tensor]:
         """The tokens of every text of a split, int32."""
         if split not in self._rows:
-            segments = zip(*self.data.split(split).texts, strict=True)
-            ids = self.tokenizer(
-                *map(list, segments),
-                truncation=True,
-                max_length=self.length,
-                return_attention_mask=False,
-                verbose=False,
-            )["input_ids"]
-            self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in ids]
+            self._rows[split] = [torch.tensor(row, dtype=torch.int32) for row in self._tokens(split)]
         return self._rows[split]
+
+    def _tokens(self, split: str) -> Iterable[list[int]]:
+        segments = list(zip(*self.data.split(split).texts, strict=True))
+        if len(segments) == 2:
+            first, second = segments
+            return tokens_of_pairs(self.tokenizer, first, second, self.length)
+        limits: dict[str, Any] = {"truncation": True, "max_length": self.length}
+        rows = self.tokenizer(*map(list, segments), **limits, return_attention_mask=False, verbose=False)
+        return rows["input_ids"]
 
     def size(self, split: str) -> int:  # noqa: D102
         return len(self.rows(split))

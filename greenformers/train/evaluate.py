@@ -168,7 +168,7 @@ def written(
         **options: Options of transformers' `generate`: do_sample, temperature, top_k, top_p.
 
     Raises:
-        ValueError: There is no text, an option is out of range, or the run's model writes no text.
+        ValueError: There is no text, one is empty, an option is out of range, or the run's model writes no text.
         OSError: There is no finished run in the folder.
     """
     model = trained(run).to(accelerator())  # type: ignore[arg-type]
@@ -177,6 +177,9 @@ def written(
     if not texts:
         raise ValueError("there must be at least one prompt, got none")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run / MODEL)
+    lengths = [len(row) for row in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
+    if not all(lengths):
+        raise ValueError("a prompt must have at least one character, got an empty one")
     set_seed(seed)
     room = model.config.max_position_embeddings
     if isinstance(model, GreenformerForSeq2SeqLM):
@@ -185,7 +188,6 @@ def written(
             max_new_tokens = None if target is None else min(room - 1, target)
         options["max_new_tokens"] = max_new_tokens
         return list(translations(model, tokenizer, texts, writing=writing, **options))
-    lengths = [len(row) for row in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
     # With a memory of earlier segments prompts may be longer than what is read at once.
     remembers = bool(model.config.memory_length)
     new = [

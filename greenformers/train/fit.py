@@ -102,7 +102,7 @@ class Schedule:
         for name in (*at_least_1, "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"{name.removesuffix('_size')} must be at least 1, got {value}")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
         if self.batch_size % self.accumulate:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from greenformers._tensors import reading
 from greenformers.train import checkpoint
 from greenformers.train.callbacks import better
 from greenformers.train.classification import ImageClassification
@@ -124,8 +125,22 @@ def settings_of(folder: Path, kind: type[T]) -> T:
 
     Raises:
         OSError: There is no run in the folder.
+        ValueError: It is a run of another kind.
     """
+    check_kind(folder, kind)
     return kind(**read(folder / SETTINGS, kind))
+
+
+def check_kind(folder: Path, kind: type[Training]) -> None:
+    """Raise ValueError where a run lacks most of the settings that only runs of this kind have."""
+    own = [entry.name for entry in fields(kind) if entry.name not in Training.__annotations__]
+    try:
+        stored = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+    except ValueError:  # of which `read` tells what is wrong
+        return
+    lacking = [name for name in own if isinstance(stored, dict) and name not in stored]
+    if 2 * len(lacking) > len(own):
+        raise ValueError(f"{folder} is a run of another command: it has no setting {lacking[0]!r}")
 
 
 def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
@@ -133,16 +148,19 @@ def trained(folder: Path, kind: type[Training] = Settings) -> PreTrainedModel:
 
     Raises:
         OSError: The run has not ended, or there is none in the folder.
-        ValueError: It is a run of another kind.
+        ValueError: It is a run of another kind, or its weights are damaged.
     """
     described = folder / MODEL / "config.json"
     if (folder / SETTINGS).is_file() and not described.is_file():
         raise FileNotFoundError(f"{folder} has no model yet: its training has not ended, and goes on with --resume")
+    if not described.is_file():
+        raise FileNotFoundError(f"{folder} must be a finished run: it has no {MODEL}/{described.name}")
     name = json.loads(described.read_text())["architectures"][0]
     network = getattr(kind.networks(), name, None)
     if network is None:
         raise ValueError(f"{folder} must be a run of another command: it holds a {name}")
-    return network.from_pretrained(folder / MODEL)
+    with reading(folder / MODEL / "model.safetensors"):
+        return network.from_pretrained(folder / MODEL)
 
 
 def metrics_of(folder: Path) -> list[dict[str, float]]:

@@ -246,10 +246,14 @@ class Training:
         Raises:
             ValueError: As in `start`.
         """
+        from greenformers.model.slots import SHARED
         from greenformers.model.variant import NARROW, rank_option, slots
 
-        if self.hidden < 1:
-            raise ValueError(f"hidden must be at least 1, got {self.hidden}")
+        for name in ("hidden", "layers", "heads", "feed_forward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         options = dict(self.option or {})
         attention = self.variant.split("+")[-1]
         size = KEPT if self.k is None else self.k
@@ -258,6 +262,8 @@ class Training:
                 f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
                 f"got {self.k}"
             )
+        if self.k is not None and (keeping := rank_option(self.variant) or "") in options:
+            raise ValueError(f"k and option {keeping} exclude each other, got {self.k} and {options[keeping]}")
         if options and attention in ("transformer", "lrt", *NARROW):
             raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
         sizes: dict[str, Any] = {
@@ -280,6 +286,8 @@ class Training:
         if self.share is not None:
             if self.depth is not None:
                 raise ValueError(f"share must be left out with depth, got {self.share!r} and {self.depth!r}")
+            if self.share not in SHARED:
+                raise ValueError(f"share must be one of {', '.join(SHARED)}; got {self.share!r}")
             sizes |= {"depth": "shared", "shared": self.share}
         if self.depth is not None:
             sizes |= self._depth(self.depth)
@@ -394,9 +402,14 @@ class Settings(Training):
                 raise ValueError(f"vocabulary is that of the run in tokenizer, {self.tokenizer}; got {self.vocabulary}")
             tokenizer = tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", self.tokenizer)
         else:
-            tokenizer = train_tokenizer(
-                self.tokenizer, texts_of(data), max_length=self.length, vocab_size=self.vocabulary
-            )
+            # Of shorter lengths the objective tells its own least one.
+            length = max(self.length, 3)
+            try:
+                tokenizer = train_tokenizer(
+                    self.tokenizer, texts_of(data), max_length=length, vocab_size=self.vocabulary
+                )
+            except ValueError as error:
+                raise ValueError(str(error).replace("vocab_size", "vocabulary")) from None
         if self.memory and name != "causal_lm":
             raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
         if self.target_length is not None and name != "seq2seq":
@@ -442,6 +455,8 @@ def value_of(text: str) -> Any:
 
 def _check(file: str, name: str, value: Any, kind: type[Training]) -> None:
     types = {entry.name: entry.type for entry in fields(kind)}
+    if name not in types and isinstance(value, dict):
+        raise ValueError(f"{file}: settings stand in no table, got [{name}]")
     if name not in types:
         close = get_close_matches(name, types, n=1)
         raise ValueError(f"{file}: no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))

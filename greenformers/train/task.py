@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, set_seed
 
+from greenformers._tensors import reading
 from greenformers.data import Labelled, Pairs, Splits, Summaries, Tagged, Text
 from greenformers.measure.narrower import controlled
 from greenformers.train.causal_lm import CausalLM
@@ -169,15 +170,20 @@ def _start_from(model: PreTrainedModel, folder: Path) -> None:
     """Put into a model the weights of a trained one; the head is new unless it is one of the same kind and size.
 
     Raises:
-        ValueError: The networks below the heads differ in more than their pooling.
+        ValueError: The networks below the heads differ in more than their pooling, one is an encoder and the other a
+            decoder, or the weights are damaged.
         OSError: There is no trained model in the folder.
     """
-    stored = load_file(folder / "model.safetensors")
+    with reading(folder / "model.safetensors"):
+        stored = load_file(folder / "model.safetensors")
     own = model.state_dict()
     tied = set(model.all_tied_weights_keys)
     body = f"{model.base_model_prefix}."
     described = json.loads((folder / "config.json").read_text())
     kind = described["architectures"][0]
+    if not any(name.startswith(body) for name in stored):
+        this = type(model).__name__
+        raise ValueError(f"init must be a run with the {model.base_model_prefix} of a {this}, it is one of a {kind}")
     for name, tensor in own.items():
         same = name in stored and stored[name].shape == tensor.shape
         if not name.startswith(body) and not (same and kind == type(model).__name__):

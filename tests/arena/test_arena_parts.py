@@ -14,6 +14,7 @@ from greenformers.arena.baselines import _hashes, baselines, first_token, ngrams
 from greenformers.arena.cell import PRETRAINING, TRAINING, Cell, Settings, folder_of, tried
 from greenformers.arena.grid import Plan, _Speed, baselines_of, planned
 from greenformers.arena.inputs import of_images, of_texts
+from greenformers.arena.lock import locked
 from greenformers.arena.objectives import Classification, Restoration
 from greenformers.arena.options import SIZES, Grid
 from greenformers.arena.probe import Probes, network
@@ -305,3 +306,14 @@ def test_what_was_measured_before_is_of_the_newest_run_too(tmp_path: Path) -> No
     told = newest(records_of(plan, {"time": "2026-02-02"}))
     assert {"test_accuracy", "flops", "train_step"} <= {record.metric for record in told}
     assert [r.context["machine"] for r in told if r.metric == "train_step"] == [{"cpu": "slow"}]
+
+
+@pytest.mark.parametrize("there", [[], ["grid"], ["grid", "grid/result.json"]])
+def test_a_refused_grid_leaves_nothing_in_a_new_folder(tmp_path: Path, there: list[str]) -> None:
+    for name in there:
+        (tmp_path / name).touch() if "." in name else (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="refused"), locked(tmp_path / "grid"):  # noqa: PT012
+        (tmp_path / "grid" / "probes.json").touch()
+        raise ValueError("refused")
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    assert left == ({*there, "grid/.lock", "grid/probes.json"} if len(there) == 2 else set(there))

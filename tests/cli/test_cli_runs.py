@@ -62,6 +62,7 @@ def test_a_language_model_from_a_file_to_text(
     assert capsys.readouterr().out.splitlines()[0] != f"valid loss: {scores['loss']:.4g}"
 
     (tmp_path / "prompts").write_text("nobler\nmind\n")
+    (tmp_path / "gap").write_text("nobler\n\nmind\n")
     asked = ["generate", str(out), "--prompt", "to be", "--prompts", str(tmp_path / "prompts"), "--max-new-tokens", "4"]
     assert run(monkeypatch, *asked) == 0
     greedy = capsys.readouterr().out
@@ -99,7 +100,12 @@ def test_a_language_model_from_a_file_to_text(
             ["--prompt", "to", "--max-new-tokens", "4", "--min-new-tokens", "5"],
             "min_new_tokens must be in 1..4, the largest number, got 5",
         ),
-        (["--prompt", "to", "--temperature", "0.5"], "temperature, top_k and top_p are of sampling: give --sample too"),
+        (
+            ["--prompt", "to", "--temperature", "0.5"],
+            "temperature, top_k, top_p and seed are of sampling: give --sample too",
+        ),
+        (["--prompt", "to", "--seed", "0"], "temperature, top_k, top_p and seed are of sampling: give --sample too"),
+        (["--prompts", str(tmp_path / "gap")], "gap, line 2: a prompt must have at least one character"),
         (["--prompt", "to", "--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
         (["--prompt", "to", "--sample", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--prompt", "to", "--sample", "--top-k", "-1"], "top_k must be at least 0, got -1"),
@@ -132,6 +138,7 @@ def test_a_translator_from_flags_to_scores(
             ["generate", str(out), "--prompt", "dog", "--max-new-tokens", "16"],
             "max_new_tokens must be in 1..15, got 16",
         ),
+        (["generate", str(out), "--prompt", ""], "a prompt must have at least one character, got an empty one"),
         (["generate", str(out), "--prompt", "dog", "--max-new-tokens", "0"], "max_new_tokens must be in 1..15, got 0"),
         (["evaluate", str(out), "--beams", "0"], "beams must be at least 1, got 0"),
         (["evaluate", str(out), "--batch", "0"], "batch"),

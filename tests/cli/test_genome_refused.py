@@ -145,7 +145,7 @@ CASES = {
     ),
     "twice in a vcf": (
         replaced("ann.vcf", ("FORMAT\tann", "FORMAT\tann\tann"), ("|1\n", "|1\t0|1\n"), ("|0\n", "|0\t0|1\n")),
-        ENCODE + "ann.vcf", "ann.vcf: no VCF or BCF file that can be read .*",
+        ENCODE + "ann.vcf", "ann.vcf: has person ann 2 times",
     ),
     "no phenotype": (
         replaced("all.tsv", ("phenotype", "status")), ENCODE + "all.vcf.gz --cohort all.tsv",
@@ -226,6 +226,10 @@ CASES = {
     "settings that are a list": (
         written("x.tsv", "[1]\n"), TOKENIZE + "--sequences x.tsv", "x.tsv: no file that .* wrote"),
     "bam for sequences": (None, TOKENIZE + "--sequences dan.bam", "dan.bam: .*"),
+    "effects, nobody differs": (
+        written("effects.tsv", "position\tallele\todds_ratio\n6\tA\t3\n"), PHENOTYPES,
+        "positions of effects must have variants of their alleles, none of 6 A has",
+    ),
     "effects, not text": (written("effects.tsv", b"\xff\n"), PHENOTYPES, "effects.tsv: .*"),
     "effects, one long field": (
         written("effects.tsv", "position\tallele\todds_ratio\n1\tA\t" + "2" * 10**6), PHENOTYPES, "effects.tsv: .*"),

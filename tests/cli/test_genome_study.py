@@ -341,6 +341,8 @@ REFUSED = {
     "gene --margins 0 --region 19:100-200": r"people\.tsv: has 19:301-360; 19:100-200 is not within",
     "gene --margins 99 --results fresh/new.jsonl": "margins must be in .*; got 99",
     "steps": "init must be a run of `genome pretrain`, got none",
+    "steps --init before --references gone": "references must be a folder, gone is none",
+    "length --references gone": "references must be a folder, gone is none",
     "steps --init gone": r"gone/metrics\.jsonl: No such file or directory",
     "steps --init before --length 9": "length must be at least .*, got 9",
     "steps --init before --known 305": "positions must have variants, none of 305 has",

@@ -125,6 +125,9 @@ def test_what_is_misspelt_is_named(monkeypatch, capsys, config, tmp_path):
     path.write_text(config.read_text().replace("ctc", "").replace("channels", "chanels"))
     line = refused(monkeypatch, capsys, "speech", "train", str(path), "--out", str(tmp_path / "run"))
     assert line == "greenformers: wrong.toml: no setting 'chanels'; did you mean 'channels'?"
+    monkeypatch.chdir(tmp_path)
+    line = refused(monkeypatch, capsys, "speech", "train", "--out", str(tmp_path / "run"))
+    assert line.endswith("corpus must be named: without it the current folder is taken, which holds none")
     line = refused(monkeypatch, capsys, "speech", "train", str(config), "--out", "x", "--layout", "librispeach")
     assert "layout must be one of manifest," in line
     assert line.endswith("got 'librispeach'")

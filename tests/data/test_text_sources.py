@@ -105,7 +105,7 @@ def test_classes_by_their_names(tmp_path: Path) -> None:
     texts, _ = read_texts(tmp_path / "a.tsv", classes={"good": 1, "bad": 0})
     assert list(texts.labels) == [1, 1, 0]
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nsecret\tfine\n")
-    with pytest.raises(ValueError, match="a.tsv, line 2: the label must be one of good, bad, or a whole number from 0"):
+    with pytest.raises(ValueError, match=r"a\.tsv, line 2: the label must be one of good, bad, or a whole"):
         read_texts(tmp_path / "a.tsv", classes={"good": 1, "bad": 0})
 
 

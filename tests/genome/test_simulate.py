@@ -181,13 +181,25 @@ def test_effects_of_alleles(tmp_path, reference):
     table.write_text(f"note\t{HEAD}x\t10\t{alt.lower()}\t2\ny\t20\t{SEQUENCE[19]}\t3\nz\t10\t{ref}\t0.5\n")
     assert simulate.effects(table) == [Effect(10, alt, 2.0), Effect(20, SEQUENCE[19], 3.0), Effect(10, ref, 0.5)]
     path = vcf(tmp_path / "a.vcf", [record(10, "0|1", "1|1", "0|0", ".|1")], ["ann", "bob", "cid", "dan"])
-    odds, source = simulate.odds_of(path, reference, None, None, table)
+    with pytest.warns(UserWarning, match=f"^nobody differs at 20 {SEQUENCE[19]}: these effects make no difference$"):
+        odds, source = simulate.odds_of(path, reference, None, None, table)
     expected = {"ann": 2 * 9 * 0.5, "bob": 4 * 9, "cid": 9 * 0.25}
     assert odds.pop("dan") is None, "one allele of dan is not known"
     assert odds == pytest.approx({name: math.log(ratio) for name, ratio in expected.items()})
     assert source == "effects.tsv"
     with pytest.raises(ValueError, match=r"^positions of effects must be in 19:1-15, got 20$"):
         simulate.odds_of(path, reference, "19:1-15", None, table)
+
+
+def test_effects_at_which_nobody_differs_are_refused(tmp_path, reference):
+    """Phenotypes would have nothing to do with the genotypes."""
+    third = (set("ACGT") - {SEQUENCE[9], OTHER[SEQUENCE[9]]}).pop()
+    table = tmp_path / "effects.tsv"
+    table.write_text(f"{HEAD}6\t{SEQUENCE[5]}\t2\n10\t{third}\t3\n")
+    path = vcf(tmp_path / "a.vcf", [record(10, "0|1", "0|0")], ["ann", "bob"])
+    message = f"^positions of effects must have variants of their alleles, none of 6 {SEQUENCE[5]}, 10 {third} has$"
+    with pytest.raises(ValueError, match=message):
+        simulate.odds_of(path, reference, None, None, table)
 
 
 @pytest.mark.parametrize(

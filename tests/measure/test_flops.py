@@ -27,6 +27,12 @@ def test_linear_is_two_for_each_weight_and_position(mode):
         assert flops(lambda: layer(x[0, 0])) == 2 * 7 * 11
 
 
+def test_a_module_may_be_given_a_parameter_in_inference():
+    layer, queries = nn.Linear(7, 11), nn.Parameter(torch.randn(5, 7))
+    with torch.inference_mode():
+        assert flops(lambda: layer(queries[None])) == 2 * 5 * 7 * 11
+
+
 def test_backward_counts_a_product_for_the_weight_and_one_for_the_input():
     layer, x = nn.Linear(7, 11), torch.randn(3, 5, 7)
     forward = 2 * 3 * 5 * 7 * 11

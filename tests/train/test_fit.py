@@ -373,7 +373,7 @@ def test_replaced_token_detection_learns_with_one_optimiser() -> None:
     ("options", "message"),
     [
         *(
-            ({name: value}, f"{name} must be at least 1, got {value}")
+            ({name: value}, f"{name.removesuffix('_size')} must be at least 1, got {value}")
             for name in ("epochs", "steps", "batch_size", "accumulate", "evaluate_every", "log_every", "save_every")
             for value in (0, -3)
         ),

@@ -1,6 +1,8 @@
 """A run folder: what it holds, what may be done with it, and starting from another one."""
 
 import json
+import re
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -15,6 +17,7 @@ from tiny import QUIET, SMALL, alike, captions, reviews, verses, written
 from transformers import AutoTokenizer, TrainerControl, TrainerState, TrainingArguments
 
 from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
+from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
 from greenformers.train import callbacks, run
 from greenformers.train.callbacks import Interruption
@@ -200,6 +203,8 @@ def test_a_signal_to_another_process_ends_this_one_too(tmp_path: Path, monkeypat
         ({"option": {"k": 4}}, "option is for an attention, the variant is 'transformer'; got k"),
         ({"objective": "masked_lm"}, "objective must be one of classification for sst2, got 'masked_lm'"),
         ({"length": 3}, "length must be at least 4, got 3"),
+        ({"length": 1}, "length must be at least 4, got 1"),
+        ({"tokenizer": "bpe", "vocabulary": 5}, "vocabulary must be at least 261 for bpe, got 5"),
         (
             {"tokenizer": "syllables"},
             "tokenizer must be one of characters, bytes, words, bpe or the folder of a finished run on text, got "
@@ -281,7 +286,11 @@ def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
         ),
         ({"layers": 2}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.1"),
         ({"variant": "lrt"}, r"init must be a network of the same slots as this one: it has no encoder\.layers\.0"),
-        ({"init": str(runs["causal_lm"])}, "init must be a network of the same slots as this one: it has no encoder"),
+        (
+            {"init": str(runs["causal_lm"])},
+            "init must be a run with the encoder of a GreenformerForSequenceClassification, it is one of a "
+            "GreenformerForCausalLM",
+        ),
         (
             {"heads": 6},
             r"init must be a network of .*: its num_attention_heads is \d, that of this one 6",
@@ -341,3 +350,26 @@ def test_a_run_of_another_command_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text('{"architectures": ["GreenformerForSpeechSeq2Seq"]}')
     with pytest.raises(ValueError, match="must be a run of another command: it holds a GreenformerForSpeechSeq2Seq"):
         run.trained(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"model must be a finished run: it has no model/config\.json$"):
+        run.trained(tmp_path / "model")
+    Settings().write(tmp_path / "run.json")
+    for kind in (Finetuning, Pretraining):
+        with pytest.raises(ValueError, match=f"^{tmp_path} is a run of another command: it has no setting 'tokens'$"):
+            run.settings_of(tmp_path, kind)
+    Finetuning(sequences="people.tsv").write(tmp_path / "run.json")
+    with pytest.raises(ValueError, match=f"^{tmp_path} is a run of another command: it has no setting 'data'$"):
+        run.settings_of(tmp_path, Settings)
+
+
+@pytest.mark.parametrize("size", [0, 5000])
+def test_damaged_weights_are_named(runs, tmp_path: Path, size: int) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(runs["masked_lm"], folder)
+    weights = folder / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    message = rf"^{re.escape(str(weights))} is damaged: "
+    with pytest.raises(ValueError, match=message):
+        run.trained(folder)
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data"), "init": str(folder)})
+    with pytest.raises(ValueError, match=message):
+        settings.task().network()

@@ -57,6 +57,7 @@ def test_what_is_written_reads_back(tmp_path, settings: Settings) -> None:
         ("shard = 1", "a.toml: shard must be bool, got 1"),
         ("folder = 3", "a.toml: folder must be str, got 3"),
         ('option = "k=8"', "a.toml: option must be dict, got 'k=8'"),
+        ("[train]\nepochs = 3", "a.toml: settings stand in no table, got [train]"),
         ("data = [", "a.toml is not TOML: "),
     ],
 )

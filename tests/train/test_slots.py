@@ -74,7 +74,7 @@ def test_a_run_with_experts(tmp_path):
             "depth_option: .*: tau must be .*, got 'high'",
         ),
         ({"depth": "universal", "depth_option": {"tau": -1}}, "tau must be at least 0, got -1"),
-        ({"share": "none"}, "shared must be one of all, attention, feed_forward; got 'none'"),
+        ({"share": "none"}, "share must be one of all, attention, feed_forward; got 'none'"),
         ({"residual": "back"}, "residual must be one of post, pre, reversible; got 'back'"),
     ],
 )
@@ -87,7 +87,7 @@ def test_what_cannot_be(tmp_path, given, message):
 @pytest.mark.parametrize("name", [name for name in names() if attention_class(name).rank_option is not None])
 def test_k_is_how_much_any_mechanism_keeps(name):
     option = attention_class(name).rank_option
-    for given, kept in (({}, 16), ({"k": 5}, 5), ({"k": 5, "option": {option: 7}}, 7)):
+    for given, kept in (({}, 16), ({"k": 5}, 5), ({"option": {option: 7}}, 7)):
         model = Settings(**SMALL, variant=f"lrt+{name}", **given).task().network()
         assert model.config.attention_options == {option: kept}
 
