@@ -187,7 +187,10 @@ def test_other_models(
             "BertModel --evaluate constant.tsv --length 12",
             "constant.tsv: pairs judge an encoder where",
         ),
-        ("BertForSequenceClassification --evaluate half.tsv", "half.tsv, line 2: the label must be a whole number"),
+        (
+            "BertForSequenceClassification --evaluate half.tsv",
+            "half.tsv, line 2: the label must be one of LABEL_0, LABEL_1, or a whole number from 0 on",
+        ),
         ("BertForSequenceClassification --evaluate texts.txt --length 12", "a classifier is judged by a table"),
         ("GPT2LMHeadModel --evaluate pairs.tsv --length 12", "a language model is judged by plain text"),
         ("GPT2LMHeadModel --calibrate short.txt --length 40 --solver loss", "the text has 3 tokens; one block of 40"),

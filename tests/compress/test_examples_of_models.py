@@ -80,7 +80,7 @@ def test_half_of_a_pair_is_no_text(tmp_path: Path) -> None:
 def test_labels_of_what_is_learned_from_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "learned.tsv").write_text("text\tlabel\n" + "".join(f"{n}\tgood\n" for n in range(9)))
     (tmp_path / "judging.tsv").write_text("text\tlabel\nx\t1\n")
-    reader: Any = SimpleNamespace(kind="text", check=lambda _: None)
+    reader: Any = SimpleNamespace(kind="text", classes={}, check=lambda _: None)
     job = Job(heal_texts=tmp_path / "learned.tsv", evaluate=tmp_path / "judging.tsv")
     parts: Any = read_parts([Heal()], job, reader)
     assert parts["training"].labels is None
