@@ -23,6 +23,7 @@ class Coding(Change):
     """Codes of the weights of linear layers, embeddings and experts; by texts layer by layer, or by weights alone."""
 
     reads_weights: ClassVar[bool] = True
+    codes: ClassVar[bool] = True
     from_disk: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
 

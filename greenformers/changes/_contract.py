@@ -128,6 +128,12 @@ class Change:
     freezes: ClassVar[bool] = False
     """Whether weights are rounded afterwards, to numbers that no other change should read or train."""
 
+    codes: ClassVar[bool] = False
+    """Whether it rounds or codes weights of linear layers and embeddings, of which some must be left."""
+
+    codes_all: ClassVar[bool] = False
+    """Whether it leaves none of them."""
+
     reads_weights: ClassVar[bool] = False
     """Whether it reads or trains weights, and so cannot follow a change that freezes them."""
 
@@ -256,6 +262,11 @@ class Change:
             raise ValueError(
                 f"{self.name()} cannot follow {deciding.name()}, whose thresholds are chosen for the network as it is: "
                 f"put {self.name()} before it"
+            )
+        coding = next((kind for kind in before if kind.codes_all), None)
+        if self.codes and coding is not None:
+            raise ValueError(
+                f"{self.name()} cannot follow {coding.name()} of all layers, which leaves no other: select some of them"
             )
         fixing = next((kind for kind in before if kind.fixes_heads), None)
         if self.removes_heads and fixing is not None:

@@ -24,6 +24,7 @@ class Int8(Change):
     flag: ClassVar[str | None] = "--int8"
     freezes: ClassVar[bool] = True
     reads_weights: ClassVar[bool] = True
+    codes: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
 
     def apply(self, model: "nn.Module", given: Given) -> Report:

@@ -5,12 +5,13 @@ so that later vectors make up for earlier ones (GPTVQ, van Baalen 2024, arXiv:24
 afterwards, by healing, as iPQ does between the kinds of layers.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from greenformers.changes._coding import Coding
-from greenformers.changes._contract import Given, option
+from greenformers.changes._contract import Change, Given, option
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,6 +56,11 @@ class Product(Coding):
     def label(self) -> str:
         """The vectors and the way, as in "product 8" or "product 4 by ipq"."""
         return f"product {self.block}" + ("" if self.by == "gptvq" else f" by {self.by}")
+
+    @property
+    def traces(self) -> "Sequence[type[Change]]":
+        """That of all layers is another kind: nothing is left to be rounded or coded."""
+        return (Product if self.select is not None else _OfAll,)
 
     @property
     def patterns(self) -> tuple[str, ...] | None:
@@ -124,3 +130,9 @@ class Product(Coding):
         from greenformers.changes._product_aware import aware
 
         return aware(model, self.select, self.block, self.centroids, share)
+
+
+class _OfAll(Product):
+    """Codes of all linear layers and embeddings."""
+
+    codes_all: ClassVar[bool] = True

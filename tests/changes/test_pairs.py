@@ -39,7 +39,7 @@ def refused(first: str, second: str) -> bool:
     return (
         (before.freezes and after.reads_weights)
         or (before.factorises and after.reads_dense)
-        or (before.sparsifies and (after.reads_dense or after.factorises))
+        or (before.sparsifies and (after.reads_dense or after.factorises or second == "bits"))  # by gptq, as in its row
         or (before.fixes_heads and after.removes_heads)
         or (after.builds_anew and not before.built_by_the_class)
         or before.by_input
@@ -65,7 +65,7 @@ def test_two_by_two(reloaded: dict[str, dict[str, Any]], name: str, first: str, 
     if refused(first, second):
         model = network(name)
         before = snapshot(model)
-        with pytest.raises(ValueError, match=f"{second} cannot follow {first}"):
+        with pytest.raises(ValueError, match=f"^{second}.* cannot follow {first}"):
             apply(model, [*fitting(first), *fitting(second)], name)
         check_same(before, snapshot(model))
         return

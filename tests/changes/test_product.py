@@ -11,7 +11,7 @@ from torch import nn
 from zoo import inputs, network, outputs
 
 import greenformers
-from greenformers.changes import Bits, Heal, Product
+from greenformers.changes import Bits, Heal, Int8, Product
 from greenformers.changes._coded import CodedEmbedding, CodedLinear, coded
 from greenformers.changes._product_layers import Codes
 from greenformers.measure.parameters import bytes_of
@@ -142,6 +142,11 @@ def test_refusals() -> None:
     greenformers.compress(small, Product(4, 16, by="kmeans"))
     with pytest.raises(ValueError, match="has no linear layer and no embedding"):
         greenformers.compress(small, Product(4, 16, by="kmeans"))
+    for change in (Int8(), Bits(by="rounding"), Product(by="kmeans")):
+        small = network("bert")
+        with pytest.raises(ValueError, match=f"^{change.name()} cannot follow product of all layers, which leaves no"):
+            greenformers.compress(small, [Product(4, 16, by="kmeans"), change])
+        assert type(small.bert.encoder.layer[0].output.dense) is torch.nn.Linear
     small = network("bert")
     greenformers.compress(small, Bits(4, by="rounding"))
     with pytest.raises(ValueError, match="cannot follow bits, which leaves rounded weights"):

@@ -160,7 +160,7 @@ def test_a_change_is_one_file(tmp_path: Path) -> None:
     assert cut == 13
     assert plain == loaded
     assert "toy" in tried
-    assert "1 layer + low rank 0.3 + toy + int8" in tried
+    assert "1 layer + low rank 0.5 + toy + int8" in tried
     # Where the change is not known, the result is refused and not read without it.
     with pytest.raises(ValueError, match="'toy' is not a change; the known ones are"):
         greenformers.load(alone)
