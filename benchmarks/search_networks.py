@@ -42,6 +42,8 @@ ATTENTIONS = ("full", "linformer", "linear_transformer", "sliding_window")
 CAUSAL = ("full", "performer", "linear_transformer", "sliding_window")
 NARROW = ("attention", "rank", "layers")
 STRATEGIES = {"wide": ("evolution", "random"), "narrow": ("evolution", "random", "one-shot")}
+NAMES = {"digits": "digits", "tinyshakespeare": "Tiny Shakespeare"}
+
 SECONDS, TRYING = {"digits": 200.0, "tinyshakespeare": 400.0}, 0.6
 """Compute of a search without its last trainings, and the share of it after which no new network is tried."""
 
@@ -206,18 +208,22 @@ def picture(records: list[Record]) -> Figure:
     """What is kept by strategy, a point for each seed."""
     places = list(dict.fromkeys((r.setting["data"], r.setting["space"]) for r in records))
     drawn = new_figure(8.6, 4.2, f"Networks at {FASTER:g} times the speed: quality kept, by seed (more is better)")
-    axes = drawn.subplots(1, len(places), squeeze=False)[0]
+    widths = [len(STRATEGIES[space]) for _, space in places]
+    axes = drawn.subplots(1, len(places), squeeze=False, sharey=True, width_ratios=widths)[0]
     dress = looks(["", "evolution", "random", "one-shot"])
     for ax, (data, space) in zip(axes, places, strict=True):
         for at, strategy in enumerate(STRATEGIES[space]):
-            shares = list(of(records, data, space, strategy).values())
+            by_seed = of(records, data, space, strategy)
+            shares = list(by_seed.values())
             look = dress[strategy]
             if not shares:
                 continue
-            ax.scatter([at] * len(shares), shares, color=look.colour, marker=look.marker, s=28)
+            beside = [at + 0.08 * (seed - SEEDS // 2) for seed in by_seed]  # some seeds end with the same network
+            ax.scatter(beside, shares, color=look.colour, marker=look.marker, s=28)
             ax.plot([at - 0.3, at + 0.3], [mean(shares)] * 2, color=look.colour)
         ax.set_xticks(range(len(STRATEGIES[space])), STRATEGIES[space])
-        ax.set_title(f"{data}, {space} space")
+        ax.set_title(f"{NAMES[data]},\n{space} space")
+        ax.set_xlim(-0.5, len(STRATEGIES[space]) - 0.5)
     axes[0].set_ylabel("quality of the base kept (%)")
     settle(drawn)
     return drawn
