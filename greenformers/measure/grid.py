@@ -71,14 +71,14 @@ class Stack(nn.Module):
             **network.slots,
         )
 
-        def layers(config: GreenformerConfig) -> nn.ModuleList:
-            return nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(network.layers))
+        def layers(config: GreenformerConfig, count: int = 1) -> nn.ModuleList:
+            return nn.ModuleList(layer_of(config, at, causal=network.causal) for at in range(count))
 
         def once(layers: nn.ModuleList, config: GreenformerConfig) -> Tensor:
             return run(layers, torch.randn(1, cell.length, config.hidden_size))[0]
 
-        config = controlled(variant, config, layers, once)
-        self.layers, self.width = layers(config), config.hidden_size
+        config = controlled(variant, config, layers, once)  # by one layer, as all are alike
+        self.layers, self.width = layers(config, network.layers), config.hidden_size
         self.eager = cell.variant == EAGER
 
     def forward(self, x: Tensor) -> Tensor:
