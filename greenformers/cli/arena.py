@@ -57,14 +57,14 @@ def arena(
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
-    from greenformers.report.published import SURVEY, absent, check
+    from greenformers.report.published import SURVEY, absent
     from greenformers.train.processes import apart, first_process
 
     terminal.quiet()
     console = terminal.console()
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is none")
-    check(references)
+    terminal.check_folder(references, "references")
     if results is not None:
         terminal.check_results(results)
     about = context(terminal.command(), 0)

@@ -29,8 +29,8 @@ class KeysRead:
     def _add(self, module: Dacs, q: Tensor, k: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> None:
         N, M = q.shape[2], k.shape[2]
         stops = module.stops(q, k, key_mask, query_mask=query_mask)
-        kept = torch.ones(len(q), M, dtype=torch.long, device=q.device) if key_mask is None else key_mask.long()
-        before = torch.cat([kept.new_zeros(len(q), 1), kept.cumsum(1)], 1)  # (B, M + 1), of the first n keys
+        of_text = torch.ones(len(q), M, dtype=torch.long, device=q.device) if key_mask is None else key_mask.long()
+        before = torch.cat([of_text.new_zeros(len(q), 1), of_text.cumsum(1)], 1)  # (B, M + 1), of the first n keys
         last = torch.arange(1, N + 1, device=q.device) + M - N if module.shape.causal else stops.new_full((N,), M)
         if query_mask is None and not module.shape.cross and N <= M and key_mask is not None:
             query_mask = key_mask[:, M - N :]

@@ -29,12 +29,6 @@ STUDY = (*THESIS.values(), THESIS_LRT_LINFORMER, *SAVED.values(), SURVEY)
 """Files that the pictures of the efficiency study are drawn beside."""
 
 
-def check(folder: Path | None) -> None:
-    """Raise ValueError where published figures are asked for from a folder that is none."""
-    if folder is not None and not folder.is_dir():
-        raise ValueError(f"references must be a folder, {folder} is none")
-
-
 def absent(folder: Path | None, names: Iterable[str]) -> str:
     """A line that names the files of published figures which a folder lacks; empty where there is nothing to say.
 

@@ -139,7 +139,7 @@ def test_what_fails_is_told_and_the_grid_goes_on(out: Path, monkeypatch: Patch, 
      (("--size", "huge"), "size must be one of tiny, small, paper"), (("--seeds", "0"), "seeds must be at least 1"),
      (("--tasks", "text"), "data must be the folder that holds the folder imdb, got none"),
      (("--variants", "sliding_window:window=0"), "variants must be usable for every task; sliding_window:window=0"),
-     (("--references", "gone"), "references must be a folder, gone is none"),
+     (("--references", "gone"), "references must be a folder that is there, got gone"),
      (("--variants", "linformer,linformer"), "variants must differ"), (("--steps", "1"), "steps must be at least 2")],
 )  # fmt: skip
 def test_mistakes_are_one_line_before_any_work(

@@ -56,7 +56,7 @@ def length(
     from greenformers.report.plot import save
 
     terminal.quiet()
-    published.check(references)
+    terminal.check_folder(references, "references")
     if not (tokens / "tokenizer.json").is_file():
         raise ValueError(f"tokens must be a folder of `genome tokenize`, got {str(tokens)!r}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokens, local_files_only=True)

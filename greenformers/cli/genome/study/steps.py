@@ -20,7 +20,7 @@ def _pretraining(
     from greenformers.genome.studies import pretraining
     from greenformers.report import published
 
-    published.check(references)
+    terminal.check_folder(references, "references")
     positions = terminal.numbers("known", known_positions)
     study(
         lambda settings, console: pretraining(settings, splits, out, console, positions),
