@@ -85,6 +85,24 @@ class Classified:
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """Scores of examples, judged by their order.
+
+    Attributes:
+        given: What the model gives each example (examples,).
+        scored: The score that each has (examples,).
+    """
+
+    given: np.ndarray
+    scored: np.ndarray
+
+    def scores(self, beside: "Ranked | None" = None) -> dict[str, Score]:
+        """Spearman's correlation with the scores that the examples have, in percent."""
+        interval = None if beside is None else spearman_difference(self.given, beside.given, self.scored)
+        return {"spearman": (100 * spearman(self.given, self.scored), interval)}
+
+
+@dataclass(frozen=True)
 class Predicted:
     """Tokens foreseen.
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Score, Several
+from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Ranked, Score, Several
 from greenformers.compress.writing import check_writing, written
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import pooling_of
@@ -25,9 +25,10 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
     """Scores of each model, by metric; the first model is the one the others are compared with.
 
     Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
-    (accuracy), plain text a language model (perplexity), sources and targets an encoder-decoder (perplexity of the
-    target, and BLEU or the word error rate of the texts it writes), recordings a CTC model (word error rate). Encoders
-    have the mean cosine between their embeddings and those of the dense model, too, if they are as wide.
+    (accuracy, or Spearman's correlation of its scores where it gives no classes), plain text a language model
+    (perplexity), sources and targets an encoder-decoder (perplexity of the target, and BLEU or the word error rate of
+    the texts it writes), recordings a CTC model (word error rate). Encoders have the mean cosine between their
+    embeddings and those of the dense model, too, if they are as wide.
 
     Raises:
         ValueError: The examples cannot judge this kind of model.
@@ -51,7 +52,8 @@ def answers(model: PreTrainedModel, examples: Examples, reader: Reader) -> Answe
     if reader.task == "encoder":
         return embedded(model, examples, reader)
     if reader.task == "classifier":
-        return _classified(model, reader.rows(examples, classes=True), reader)
+        told = _ranked if reader.scores else _classified
+        return told(model, reader.rows(examples, classes=True), reader)
     if reader.task == "seq2seq":
         return Several([_targets(model, reader.rows(examples), reader), written(model, examples, reader)])
     if reader.task == "ctc":
@@ -75,26 +77,31 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
         if reader.task == "classifier" and not all(examples.said):
             raise ValueError(f"{examples.name}: a classifier is judged by examples in folders of their classes")
         return
-    task, columns = reader.task, len(examples.segments[0])
-    if task == "encoder" and examples.labels is not None:
-        if columns != 2:
-            raise ValueError(
-                f"{examples.name}: an encoder is judged by plain text or by pairs with scores, not by classes"
-            )
-        if len(set(examples.labels)) < 2:
-            raise ValueError(f"{examples.name}: pairs judge an encoder where their scores differ")
-    if task == "classifier" and (examples.labels is None or columns != 1):
-        raise ValueError(f"{examples.name}: a classifier is judged by a table with the columns sentence and label")
-    classes = getattr(model.config, "num_labels", None)
-    if task == "classifier" and examples.labels is not None and classes and max(examples.labels) >= classes:
-        raise ValueError(
-            f"{examples.name}: labels must be in 0..{classes - 1}, the classes of the model; "
-            f"got {max(examples.labels):g}"
-        )
+    task = reader.task
+    if task == "encoder" and examples.labels is not None and not (examples.paired and examples.graded):
+        raise ValueError(f"{examples.name}: an encoder is judged by plain text or by pairs with scores, not by classes")
+    if (task == "encoder" or reader.scores) and examples.labels is not None and len(set(examples.labels)) < 2:
+        raise ValueError(f"{examples.name}: texts judge a {type(model).__name__} where their scores differ")
+    if task == "classifier":
+        _check_classes(model, examples, reader)
     if task in ("causal_lm", "masked_lm") and examples.labels is not None:
         raise ValueError(f"{examples.name}: a language model is judged by plain text, not by a table")
     if task == "causal_lm" and reader.tokenizer is not None:
         check_block(examples.lines, reader.tokenizer, reader.length)
+
+
+def _check_classes(model: PreTrainedModel, texts: Texts, reader: Reader) -> None:
+    """Raise ValueError where texts cannot judge a classifier: without labels, or with others than it gives."""
+    columns = "sentence and label, or of a pair such as sentence1 and sentence2, and label"
+    if reader.scores:
+        columns += " or score"
+    if texts.labels is None or (texts.graded and not reader.scores):
+        raise ValueError(f"{texts.name}: a {type(model).__name__} is judged by a table with the columns {columns}")
+    classes = getattr(model.config, "num_labels", None)
+    if not reader.scores and classes and max(texts.labels) >= classes:
+        raise ValueError(
+            f"{texts.name}: labels must be in 0..{classes - 1}, the classes of the model; got {max(texts.labels):g}"
+        )
 
 
 @torch.inference_mode()
@@ -133,7 +140,7 @@ def embedded(model: PreTrainedModel, examples: Examples, reader: Reader) -> Embe
 
 def as_ranked_by(model: PreTrainedModel, pairs: Texts, reader: Reader) -> Texts:
     """The same pairs with a model's own similarities as their scores: what agrees with these ranks them as it does."""
-    return replace(pairs, labels=embedded(model, pairs, reader).cosines.tolist())
+    return replace(pairs, labels=embedded(model, pairs, reader).cosines.tolist(), graded=True)
 
 
 def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -152,6 +159,16 @@ def _classified(model: PreTrainedModel, rows: Rows, reader: Reader) -> Classifie
             logits = model(**batch).logits
             right[places] = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)  # of these the largest is none
     return Classified(right)
+
+
+@torch.inference_mode()
+def _ranked(model: PreTrainedModel, rows: Rows, reader: Reader) -> Ranked:
+    given, scored = np.zeros(len(rows)), np.zeros(len(rows))
+    with evaluating(model):
+        for places, batch in _numbered(rows, reader):
+            scored[places] = batch.pop("labels").double().numpy()
+            given[places] = model(**batch).logits.double().flatten().numpy()
+    return Ranked(given, scored)
 
 
 @torch.inference_mode()

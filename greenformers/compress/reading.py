@@ -77,11 +77,16 @@ def read_parts(changes: Sequence[Change], job: Job, reader: Reader) -> dict[str,
     return parts
 
 
-def apart(parts: Mapping[str, Examples]) -> tuple[dict[str, Examples], int]:
+def apart(parts: Mapping[str, Examples], reader: Reader) -> tuple[dict[str, Examples], int]:
     """The parts without those texts to learn from that stand among texts to judge by; and how many these are.
 
     A student that has learned what its teacher says to a text is judged better by that text than by others. Files may
-    have a line twice, or a sentence in several pairs, and splits of a data set may overlap.
+    have a line twice, or a sentence in several pairs, and splits of a data set may overlap. Of a classifier a pair is
+    one text: others with one of its two say little about it, and of a premise or question there are many.
+
+    Args:
+        parts: The parts.
+        reader: Reader of the model.
 
     Raises:
         ValueError: No text to learn from is left.
@@ -89,8 +94,12 @@ def apart(parts: Mapping[str, Examples]) -> tuple[dict[str, Examples], int]:
     training, judging = parts.get("training"), parts.get("judging")
     if not isinstance(training, Texts) or not isinstance(judging, Texts):
         return dict(parts), 0
-    judged = set(judging.lines)
-    places = [place for place, texts in enumerate(training.segments) if not judged.intersection(texts)]
+    if reader.task == "classifier":
+        pairs = set(judging.segments)
+        places = [place for place, texts in enumerate(training.segments) if texts not in pairs]
+    else:
+        judged = set(judging.lines)
+        places = [place for place, texts in enumerate(training.segments) if not judged.intersection(texts)]
     if not places:
         raise ValueError(f"every text of {training.name} to learn from is one to judge by: give others to learn from")
     return {**parts, "training": training.at(places)}, len(training) - len(places)

@@ -106,7 +106,7 @@ def run(
     elif reader is None:
         parts = {}
     else:
-        parts, gone = apart(read_parts(changes, job, reader))
+        parts, gone = apart(read_parts(changes, job, reader), reader)
     measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
     if reads_texts:
         check_lengths(original, changes, lengths if not parts else (*lengths, length))

@@ -64,17 +64,23 @@ class _Columns:
 
 PLAIN = _Columns(("text",))
 
+PAIRS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question", "sentence"), ("question1", "question2"),
+    ("question", "passage"), ("question", "context"), ("query", "passage"),
+)  # fmt: skip
+"""Columns of pairs of texts, in the order in which a model reads the two."""
+
 COLUMNS = (
     _Columns(("source", "target"), translated=True),
-    _Columns(("sentence1", "sentence2"), "score"),
+    *(_Columns(pair, label) for label in ("score", "label") for pair in PAIRS),
     _Columns(("sentence",), "label"),
     _Columns(("text",), "label"),
     PLAIN,
+    *(_Columns(pair) for pair in PAIRS),
 )
 """What a source of texts may hold; the first whose columns are all there is read, and further columns are not."""
 
-
-SECOND = ("question", "sentence1", "sentence2", "premise", "hypothesis", "context", "passage", "text_pair")
+SECOND = ("text_pair", *(name for pair in PAIRS for name in pair))
 """Columns of texts beside which another is half of what a class is of."""
 
 
@@ -87,10 +93,11 @@ def read_texts(
     them plain, .gz or .xz); .parquet; a folder of such files, see `in_folder`; or hf://datasets/NAME[:CONFIGURATION], a
     data set of the hub, which is fetched row by row in an order shuffled by seed, until there are as many as are held.
 
-    Columns are sentence1, sentence2 and score (pairs and how alike they are); sentence or text, and label (a class, by
-    its name or as a whole number); text alone; or source and target (the texts that an encoder-decoder reads and
-    writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many are drawn, always the same; the name
-    says so. All are as likely where their number decides, longer ones less so where their bytes do.
+    Columns are text alone; sentence or text, and label (a class, by its name or as a whole number); a pair of `PAIRS`,
+    such as sentence1 and sentence2, with score (how alike they are, say), label or neither; or source and target (the
+    texts that an encoder-decoder reads and writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many
+    are drawn, always the same; the name says so. All are as likely where their number decides, longer ones less so
+    where their bytes do.
 
     Args:
         path: The source.
@@ -203,20 +210,31 @@ def _read(
         if bounds.lacking(number):
             warnings.warn(f"{name}: {which} are read, as many as {LARGEST / 2**20:g} MiB hold", stacklevel=3)
         name = f"{name} ({which})"
-    return Texts(name, segments, None if kind.label is None else labels, translated=kind.translated)
+    return Texts(
+        name, segments, None if kind.label is None else labels, graded=kind.label == "score", translated=kind.translated
+    )
 
 
 def _kind(rows: Rows, labelled: bool = True) -> _Columns:
     kind = next((kind for kind in COLUMNS if set(kind.names) <= set(rows.columns)), None)
     if kind is None:
-        listed = "; ".join(", ".join(kind.names) for kind in COLUMNS)
-        raise ValueError(f"{rows.name} has no columns of texts: they must be {listed}")
+        pairs = "; ".join(", ".join(pair) for pair in PAIRS)
+        others = "; ".join(", ".join(kind.names) for kind in COLUMNS if kind.translated or len(kind.segments) == 1)
+        raise ValueError(
+            f"{rows.name} has no columns of texts: they must be {others}; or those of a pair with score, label or "
+            f"neither: {pairs}"
+        )
     if not labelled:
         return replace(kind, label=None)
-    if kind == PLAIN and (near := [name for name in rows.columns if get_close_matches("label", [name.lower()])]):
+    bare = kind.label is None and not kind.translated
+    if bare and (near := [name for name in rows.columns if get_close_matches("label", [name.lower()])]):
         raise ValueError(f"{rows.name} has a column {near[0]}: classes must be in a column label, or in none")
-    if kind.label == "label" and (other := next((name for name in rows.columns if name in SECOND), None)):
-        raise ValueError(f"{rows.name} has texts in {other} beside {kind.segments[0]}: classes of pairs judge no model")
+    beside = (name for name in rows.columns if name in SECOND and name not in kind.segments)
+    if kind.label == "label" and len(kind.segments) == 1 and (other := next(beside, None)):
+        raise ValueError(
+            f"{rows.name} has texts in {other} beside {kind.segments[0]}: classes of pairs stand beside sentence1 and "
+            "sentence2"
+        )
     return kind
 
 

@@ -1,7 +1,7 @@
 """How a model's examples become its inputs: tokens, pixels, features of sound; and the labels that it is to predict."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,8 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_N
 from greenformers.data import _audio as audio
 from greenformers.data._corpus import Utterance
 from greenformers.data._examples import Examples, Files, Images, Sounds, opened
+from greenformers.data._pairs import encoded_pairs
 from greenformers.data._rows import Batches, Row, Rows
-from greenformers.data._tasks import Kind, Task, classes_of, kind_of_input, task_of
+from greenformers.data._tasks import Kind, Task, classes_of, kind_of_input, task_of, tells_types
 from greenformers.data._texts import Texts, batches
 
 SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
@@ -38,6 +39,7 @@ class Reader:
         classes: Number of each class, by its name.
         start: The token that a decoder begins with.
         filler: The token that pads.
+        typed: Whether the model tells the two texts of a pair apart by the types of their tokens.
     """
 
     task: Task
@@ -48,6 +50,7 @@ class Reader:
     classes: Mapping[str, int]
     start: int | None
     filler: int
+    typed: bool
 
     @classmethod
     def of(
@@ -83,7 +86,13 @@ class Reader:
             classes=classes_of(model),
             start=getattr(given, "decoder_start_token_id", None),
             filler=int(filler if filler is not None else getattr(given, "pad_token_id", None) or 0),
+            typed=tells_types(model, tokenizer),
         )  # fmt: skip
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model gives a score in place of classes, as a reranker does."""
+        return self.task == "classifier" and len(self.classes) == 1
 
     def check(self, examples: Examples) -> None:
         """Check that examples are of the form that the model reads, and that their files can be read.
@@ -154,6 +163,8 @@ class Reader:
 
     def batches(self, examples: Examples) -> Sequence[Mapping[str, Any]]:
         """Batches to calibrate with: without padding where that is possible, else with the masks of the padding."""
+        if isinstance(examples, Texts) and self._reads_pairs(examples):
+            return Batches(self.rows(examples), SIZES["text"], exact=True)
         if isinstance(examples, Texts) and self.task != "seq2seq":
             assert self.tokenizer is not None
             return batches(examples.lines, self.tokenizer, self.task, self.length)
@@ -171,12 +182,25 @@ class Reader:
                 row = _masked(torch.tensor(tokenizer(source, **limits)["input_ids"]))
                 pairs.append({**row, **self._written(target)})
             return pairs
-        rows: list[tuple[Row, int]] = [
-            (_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids
-        ]
+        rows: list[tuple[Row, int]]
+        if self._reads_pairs(texts):
+            rows = [(row, place) for place, row in enumerate(self._pairs(texts))]
+        else:
+            rows = [(_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids]
         if not classes or texts.labels is None:
             return [row for row, _ in rows]
-        return [{**row, "labels": torch.tensor(int(texts.labels[place]))} for row, place in rows]
+        number = float if self.scores else int
+        return [{**row, "labels": torch.tensor(number(texts.labels[place]))} for row, place in rows]
+
+    def _reads_pairs(self, texts: Texts) -> bool:
+        """Whether the two texts of an example are one input: a classifier reads both, an encoder each by itself."""
+        return self.task == "classifier" and texts.paired
+
+    def _pairs(self, texts: Texts) -> Iterator[Row]:
+        assert self.tokenizer is not None
+        first, second = zip(*texts.segments, strict=True)
+        for row in encoded_pairs(self.tokenizer, first, second, self.length, typed=self.typed):
+            yield _masked(torch.tensor(row["input_ids"])) | {name: torch.tensor(ids) for name, ids in row.items()}
 
     def _written(self, text: str) -> Row:
         """The tokens that a decoder is to write, and their mask."""

@@ -1,8 +1,9 @@
 """The task of a model, and the kind of input that it reads."""
 
+import inspect
 from typing import Any, Literal
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Task = Literal["causal_lm", "masked_lm", "classifier", "encoder", "seq2seq", "ctc"]
 Kind = Literal["text", "image", "sound"]
@@ -62,3 +63,10 @@ def classes_of(model: PreTrainedModel) -> dict[str, int]:
     """
     given: Any = model.config
     return {str(name): int(number) for number, name in (getattr(given, "id2label", None) or {}).items()}
+
+
+def tells_types(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> bool:
+    """Whether a model tells the two texts of a pair apart by `token_type_ids`; a tokenizer may know none of these."""
+    takes = "token_type_ids" in inspect.signature(model.forward).parameters
+    several = (getattr(model.config, "type_vocab_size", None) or 0) > 1
+    return takes and several and (tokenizer is None or "token_type_ids" in tokenizer.model_input_names)

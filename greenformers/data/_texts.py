@@ -20,16 +20,23 @@ class Texts:
         name: Name of the source.
         segments: The text of each example, or its two texts.
         labels: Label of each example, where the source has labels.
+        graded: Whether the labels are scores, and no classes.
         translated: Whether the second text of an example is the target of an encoder-decoder.
     """
 
     name: str
     segments: list[tuple[str, ...]]
     labels: list[float] | None = None
+    graded: bool = False
     translated: bool = False
 
     def __len__(self) -> int:
         return len(self.segments)
+
+    @property
+    def paired(self) -> bool:
+        """Whether an example has two texts, of which neither is the target of the other."""
+        return len(self.segments[0]) == 2 and not self.translated
 
     @property
     def lines(self) -> list[str]:

@@ -37,6 +37,8 @@ def text(
     checked: Checked,
     records: Sequence[Record],
     tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    paired: bool,
 ) -> str:
     """The Markdown of a card: lines of Python that work in the folder, and a table of the records.
 
@@ -47,6 +49,7 @@ def text(
         checked: Differences of its files.
         records: Records of the export.
         tokenizer: The tokenizer in the folder, if there is one.
+        paired: Whether int8 layers were calibrated by pairs of texts.
     """
     name, longest = type(network.model).__name__, reach(network.model)
     length = "any length" if longest is None else f"up to {longest} tokens"
@@ -59,9 +62,10 @@ def text(
         *cache_of(checked, formats),
     ]
     if calibrates(network.model, formats) and task_of(network.model) == "classifier":
+        seen, other = ("pairs of texts", "single texts") if paired else ("single texts", "pairs of texts")
         parts.append(
-            "Int8 layers have the ranges of single texts, and cut off what pairs of texts have beyond them: judge the "
-            "files on pairs where the model is for these."
+            f"Int8 layers have the ranges of {seen}, and cut off what {other} have beyond them: export with {other} "
+            "where the model is for these."
         )
     parts += [
         f"## {HEADINGS[form]}\n\n{_python(loading(form, network, tokenizer, cached=checked.cached))}"

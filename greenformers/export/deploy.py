@@ -123,7 +123,9 @@ def deploy(
             )
             progress("measuring", 1.0)
         records = table_records(records)
-        (staged / card.FILE).write_text(card.text(network, staged, formats, checked, records, tokenizer))
+        paired = isinstance(examples, Texts) and examples.paired
+        about_it = card.text(network, staged, formats, checked, records, tokenizer, paired=paired)
+        (staged / card.FILE).write_text(about_it)
         replace(staged, out)
     return Deployed(records, checked)
 

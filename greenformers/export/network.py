@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
 
 from greenformers.changes import kinds
 from greenformers.checkpoint.files import line
+from greenformers.data._tasks import tells_types
 from greenformers.model._transformers import attention_of, can_choose_attention
 from greenformers.model.positions import first_position
 
@@ -86,9 +87,7 @@ class Network(nn.Module):
                 "greenformers.merge takes them out"
             )
         self.model = model.eval()
-        typed = TYPES in takes and (getattr(model.config, "type_vocab_size", None) or 0) > 1
-        typed = typed and (tokenizer is None or TYPES in tokenizer.model_input_names)
-        self.inputs: tuple[str, ...] = (IDS, MASK, TYPES) if typed else (IDS, MASK)
+        self.inputs: tuple[str, ...] = (IDS, MASK, TYPES) if tells_types(model, tokenizer) else (IDS, MASK)
         self.axes = tuple({0: "batch", 1: "length"} for _ in self.inputs)
         self.options = {"use_cache": False} if {"use_cache", "past_key_values"} & set(takes) else {}
         self.generates = model.can_generate()

@@ -20,6 +20,7 @@ from greenformers.compress.job import USUAL
 from greenformers.compress.quality import check_examples
 from greenformers.compress.side_by_side import check_length
 from greenformers.data._examples import Examples, halves
+from greenformers.data._pairs import encoded_pairs
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
@@ -221,7 +222,11 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
         return min(most, 512)
-    lengths = [len(ids) for ids in tokenizer(texts.lines, truncation=True, max_length=most)["input_ids"]]
+    if task_of(model) == "classifier" and texts.paired:
+        rows = encoded_pairs(tokenizer, *zip(*texts.segments, strict=True), most)
+        lengths = [len(row["input_ids"]) for row in rows]
+    else:
+        lengths = [len(ids) for ids in tokenizer(texts.lines, truncation=True, max_length=most)["input_ids"]]
     return max(1, int(np.quantile(lengths, 0.95)))
 
 

@@ -211,7 +211,7 @@ def _prepared(
     if texts or tokenizer is not None:
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
-    parts, gone = apart(read_parts(reading, replace(job, length=length), reader))
+    parts, gone = apart(read_parts(reading, replace(job, length=length), reader), reader)
     parts |= {"judging": _once(parts["judging"], reader)}
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])

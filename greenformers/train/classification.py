@@ -10,11 +10,11 @@ from torch.utils.data import DataLoader, default_collate
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from greenformers.data import Labelled, Split, Splits
+from greenformers.data._pairs import encoded_pairs
 from greenformers.measure.correlation import pearson, spearman
 from greenformers.measure.quality import accuracy, evaluating, predict
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.train.objective import Batch, Example, Objective, padded
-from greenformers.train.pairs import tokens_of_pairs
 from greenformers.train.stream import Numbered
 from greenformers.train.text import vocabulary
 
@@ -99,7 +99,7 @@ class TextClassification(Objective):
         segments = list(zip(*self.data.split(split).texts, strict=True))
         if len(segments) == 2:
             first, second = segments
-            return tokens_of_pairs(self.tokenizer, first, second, self.length)
+            return (row["input_ids"] for row in encoded_pairs(self.tokenizer, first, second, self.length))
         limits: dict[str, Any] = {"truncation": True, "max_length": self.length}
         rows = self.tokenizer(*map(list, segments), **limits, return_attention_mask=False, verbose=False)
         return rows["input_ids"]

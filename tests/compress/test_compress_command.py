@@ -177,15 +177,18 @@ def test_other_models(
         ("BertModel --solver loss --calibrate header.tsv", "header.tsv holds no text"),
         (
             "BertModel --solver loss --calibrate wrong.tsv",
-            "wrong.tsv has no columns of texts: they must be source, target; sentence1",
+            "wrong.tsv has no columns of texts: they must be source, target; sentence, label",
         ),
-        ("BertModel --evaluate wrong.tsv", "wrong.tsv has no columns of texts: they must be source, target; sentence1"),
+        (
+            "BertModel --evaluate wrong.tsv",
+            "wrong.tsv has no columns of texts: they must be source, target; sentence, label",
+        ),
         ("BertModel --calibrate nowhere.txt --solver loss", "nowhere.txt: No such file or directory"),
         ("BertModel --evaluate nowhere.tsv", "nowhere.tsv: No such file or directory"),
         ("BertModel --evaluate labelled.tsv --length 12", "an encoder is judged by plain text or by pairs"),
         (
             "BertModel --evaluate constant.tsv --length 12",
-            "constant.tsv: pairs judge an encoder where",
+            "constant.tsv: texts judge a BertModel where",
         ),
         (
             "BertForSequenceClassification --evaluate half.tsv",

@@ -70,13 +70,6 @@ def test_a_file_says_its_split_before_its_folder(tmp_path: Path) -> None:
     assert (texts.segments, judged.segments) == ([("train",)], [("test",)])
 
 
-def test_half_of_a_pair_is_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.tsv"
-    path.write_text("question\tsentence\tlabel\nwho\the\t1\n")
-    with pytest.raises(ValueError, match="has texts in question beside sentence"):
-        read_texts(path)
-
-
 def test_labels_of_what_is_learned_from_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "learned.tsv").write_text("text\tlabel\n" + "".join(f"{n}\tgood\n" for n in range(9)))
     (tmp_path / "judging.tsv").write_text("text\tlabel\nx\t1\n")

@@ -27,20 +27,30 @@ def test_a_decoder_that_classifies_needs_a_token_for_padding() -> None:
 
 def test_no_text_that_judges_is_learned_from() -> None:
     training = Texts("corpus.txt", [("a",), ("b",), ("c",), ("d",)])
-    pairs = Texts("pairs.tsv", [("a", "e"), ("f", "c")], [1.0, 2.0])
-    parts, gone = apart({"training": training, "judging": pairs})
+    pairs = Texts("pairs.tsv", [("a", "e"), ("f", "c")], [1.0, 2.0], graded=True)
+    reader = Reader.of(network("bert"), tokenizer("bert"), 16)
+    parts, gone = apart({"training": training, "judging": pairs}, reader)
     assert parts["training"] == Texts("corpus.txt", [("b",), ("d",)])
     assert parts["judging"] is pairs
     assert gone == 2
     both = Texts("pairs.txt", [("b", "g"), ("g", "h")])
-    assert apart({"training": both, "judging": Texts("others", [("b",)])})[0]["training"] == both.at([1])
+    assert apart({"training": both, "judging": Texts("others", [("b",)])}, reader)[0]["training"] == both.at([1])
     with pytest.raises(ValueError, match=r"every text of corpus.txt to learn from is one to judge by"):
-        apart({"training": training, "judging": training})
+        apart({"training": training, "judging": training}, reader)
 
 
 def test_without_training_nothing_changes() -> None:
     parts = {"judging": Texts("pairs.tsv", [("a", "b")])}
-    assert apart(parts) == (parts, 0)
+    assert apart(parts, Reader.of(network("bert"), tokenizer("bert"), 16)) == (parts, 0)
+
+
+def test_of_a_classifier_a_pair_is_one_text() -> None:
+    reader = Reader.of(network("bert", "BertForSequenceClassification"), tokenizer("bert"), 16)
+    learnt = Texts("nli.tsv", [("a", "b"), ("a", "c"), ("c", "a")])
+    judged = Texts("judged.tsv", [("a", "c"), ("d", "b")], [0, 1])
+    assert apart({"training": learnt, "judging": judged}, reader) == (
+        {"training": learnt.at([0, 2]), "judging": judged}, 1,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

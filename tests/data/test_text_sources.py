@@ -70,8 +70,12 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ("a.txt", b"\n \n", "a.txt holds no text"),
         ("a.txt", b"\n\xff", "a.txt, line 2: expected UTF-8, found another byte at place 0"),
         ("a.txt.gz", b"secret", "a.txt.gz: expected a whole gzip file, found a damaged one"),
-        ("a.tsv", b"", "a.tsv has no columns of texts: they must be source, target; sentence1, "),
-        ("a.tsv", b"sentence\nsecret", "a.tsv has no columns of texts: they must be source, target; sentence1, "),
+        (
+            "a.tsv",
+            b"",
+            "a.tsv has no columns of texts: they must be source, target; sentence, label; text, label; text; or",
+        ),
+        ("a.tsv", b"sentence\nsecret", "a.tsv has no columns of texts: they must be source, target; sentence, label; "),
         (
             "a.tsv",
             b"text\tlabels\nsecret\t1",

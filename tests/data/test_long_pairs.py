@@ -7,8 +7,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from greenformers.data import Examples, Labelled, train_tokenizer
+from greenformers.data._pairs import encoded_pairs
 from greenformers.train.classification import TextClassification
-from greenformers.train.pairs import tokens_of_pairs
 
 WORDS = ["play", "played", "playing", "a", "straße", "漢字", "unseen", "!"]
 
@@ -36,12 +36,12 @@ def test_pairs_are_cut_as_the_tokenizer_cuts_them(kind: str, length: int) -> Non
     source = random.Random(length)
     first, second = (some(source, 9) + some(source, most) for most in (3, 15))
     tokenizer = wordpiece() if kind == "wordpiece" else train_tokenizer(kind, first, max_length=1000, vocab_size=None)
-    expected = tokenizer(first, second, truncation=True, max_length=length, verbose=False)["input_ids"]
-    assert list(tokens_of_pairs(tokenizer, first, second, length)) == expected
-    assert (
-        list(tokens_of_pairs(tokenizer, second, first, length))
-        == (tokenizer(second, first, truncation=True, max_length=length, verbose=False)["input_ids"])
-    )
+    for pair in ((first, second), (second, first)):
+        expected = tokenizer(*pair, truncation=True, max_length=length, return_token_type_ids=True, verbose=False)
+        for typed, names in ((False, ["input_ids"]), (True, ["input_ids", "token_type_ids"])):
+            rows = list(encoded_pairs(tokenizer, *pair, length, typed=typed))
+            assert all(list(row) == names for row in rows)
+            assert all([row[name] for row in rows] == expected[name] for name in names)
 
 
 def test_long_pairs_take_no_longer_for_being_cut_short() -> None:
