@@ -4,7 +4,8 @@ q and k go through layer norm without scale and bias; each cluster takes the w q
 product with its centroid, for softmax attention; where clusters overlap, the mean. A query that no cluster takes
 attends the keys of the cluster whose centroid is nearest to it, where the paper gives it 0.
 Time O(N c D + c w^2 D), memory O(N c + c w (w + D)), with c clusters; O(N^1.5 D) with c = w = sqrt(N).
-The fast form gathers the rows of all clusters, attends once, and adds the outputs at the positions of the rows.
+The fast form gathers the rows of all clusters of a few heads, attends once, and adds the outputs at the positions of
+the rows (`_parts.py`); which rows those are is found by `_cluster_choice.py`.
 
 Causal: queries are the keys (algorithm 1: K <- Q), and each attends those before it of its nearest centroid, of the
 last w to 2 w of them (`_hashed.py`). Whether a position is among the w nearest of a cluster, as in the paper, would
@@ -13,7 +14,7 @@ depend on later positions.
 
 import math
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,11 @@ from torch import Tensor, nn
 from greenformers._initial import set_
 from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
+from greenformers.attention._cluster_choice import choose_positions, nearest_centroids
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact
 from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import check_numbers, in_the_past
+from greenformers.attention._parts import Parts
 from greenformers.attention._reference import dot_products, text_by_text
 
 
@@ -205,9 +208,8 @@ class Routing(Attention):
         query_mask: Bool[Tensor, "B N"] | None = None,
         choice: Int[Tensor, "B H n"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
-        out, vectors = self._out(q, k, v, key_mask, query_mask, choice)
-        losses = [self._commitment(*of) for of in vectors]
-        return out, self.commitment * sum(losses, torch.zeros_like(losses[0])) / len(losses)
+        out, followed = self._out(q, k, v, key_mask, query_mask, choice)
+        return out, self.commitment * sum(map(self._commitment, followed), out.new_zeros((), dtype=accurate(out)))
 
     @torch.no_grad()
     def choose(  # noqa: D102
@@ -219,49 +221,69 @@ class Routing(Attention):
         *,
         query_mask: Bool[Tensor, "B N"] | None = None,
     ) -> Int[Tensor, "B H n"]:
-        q, k, v = self._normal(q, k, v, key_mask, query_mask)
+        self._check(q, k, v, key_mask, query_mask)
+        q, k, v = finite(q, k, v, key_mask, query_mask)
         if self.shape.causal:
-            return self._nearest(together(q, k))
-        return self._chosen(q, k, key_mask if query_mask is None else query_mask, key_mask)
+            return self._nearest(_normal(together(q, k)))
+        query_mask = key_mask if query_mask is None else query_mask
+        return self._chosen(_normal(q), _normal(k), query_mask, key_mask, self.centroids)
 
-    def _out(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, choice: Tensor | None
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None, Tensor | None]]]:
-        """The output; and what the centroids follow: vectors, their masks and, in training, nearest centroids."""
-        q, k, v = self._normal(q, k, v, key_mask, query_mask)
-        if self.shape.causal:
-            N, M = q.shape[2], k.shape[2]
-            x, keep = together(q, k), kept_as_both(key_mask, query_mask, M)
-            out, vectors = self._past(x, v, keep, N, choice), [(x, keep)]
-        else:
-            query_mask = key_mask if query_mask is None else query_mask
-            out, vectors = self._mixed(q, k, v, query_mask, key_mask, choice), [(q, query_mask), (k, key_mask)]
-        if not self.training:
-            return out, [(x, mask, None) for x, mask in vectors]
-        followed: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        for x, mask in vectors:
-            nearest = self._nearest(x)
-            self._gather(x, mask, nearest)
-            followed.append((x, mask, nearest))
-        return out, followed
-
-    def _normal(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Check the inputs, and return normalised queries and keys, and the values."""
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None) -> None:
         check_fit(q, k, v, key_mask, self.shape, query_mask)
         if q.shape[2] != k.shape[2] and not self.shape.causal:
             raise ValueError(f"there must be as many queries as keys, got {q.shape[2]} and {k.shape[2]}")
+
+    def _out(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, choice: Tensor | None
+    ) -> tuple[Tensor, list["_Followed"]]:
+        """The output, and the vectors that centroids follow; in training they are added to the sums of the step."""
+        self._check(q, k, v, key_mask, query_mask)
+        if self.shape.causal:
+            q, k, v = finite(q, k, v, key_mask, query_mask)
+            N, M = q.shape[2], k.shape[2]
+            x, keep = _normal(together(q, k)), kept_as_both(key_mask, query_mask, M)
+            choice = self._nearest(x) if choice is None else choice
+            out, followed = (
+                self._past(x, v, keep, N, choice),
+                [_Followed(x, keep, choice, slice(None), _share(x, keep))],
+            )
+        else:
+            query_mask = key_mask if query_mask is None else query_mask
+            shares = [_share(q, query_mask) / 2, _share(k, key_mask) / 2]
+            parts, outputs, followed = Parts.of(q), [], []
+            for *part, heads in zip(
+                *map(parts.of_heads, (q, k, v)), *map(parts.of_sequences, (query_mask, key_mask)),
+                parts.of_heads(choice), parts.slices, strict=True,
+            ):  # fmt: skip
+                output, vectors = self._of_some(*part, heads)  # type: ignore[call-arg]
+                outputs.append(output)
+                followed += [_Followed(*of, heads, share) for of, share in zip(vectors, shares, strict=True)]
+            out = parts.joined(outputs)
+        if self.training:
+            for some in followed:
+                self._gather(some)
+        return out, followed
+
+    def _of_some(
+        self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None,
+        choice: Tensor | None, heads: slice,
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor | None, Tensor | None]]]:  # fmt: skip
+        """The output of some sequences and heads; their queries and keys with their masks and nearest centroids."""
         q, k, v = finite(q, k, v, key_mask, query_mask)
-        return _normal(q), _normal(k), v
+        q, k, centroids = _normal(q), _normal(k), self.centroids[heads]
+        choice = self._chosen(q, k, query_mask, key_mask, centroids) if choice is None else choice
+        asked, read, near_q, near_k = self._parts(choice, q.shape[2])
+        if near_q is None and self.every_query:
+            near_q = nearest_centroids(q, centroids)
+        out = self._mixed(q, k, v, query_mask, key_mask, asked, read, near_q)
+        return out, [(q, query_mask, near_q), (k, key_mask, near_k)]
 
     def _past(
-        self, x: Float[Tensor, "B H M D"], v: Tensor, keep: Tensor | None, N: int, choice: Tensor | None
+        self, x: Float[Tensor, "B H M D"], v: Tensor, keep: Tensor | None, N: int, choice: Int[Tensor, "B H M"]
     ) -> Float[Tensor, "B H N D"]:
         """Attention of the last N positions to those before them of the same cluster."""
-        M, kind = x.shape[2], v.dtype
+        M, kind, hashes = x.shape[2], v.dtype, choice[:, :, None]
         check_numbers("clusters", self.clusters, M, self.chunk, accurate(x))
-        hashes = (self._nearest(x) if choice is None else choice)[:, :, None]
         x, v = exact(x), exact(v)
         if keep is not None:
             x, v = (y.masked_fill(~keep[:, None, :, None], 0.0) for y in (x, v))
@@ -276,45 +298,52 @@ class Routing(Attention):
     @torch.no_grad()
     def _nearest(self, x: Float[Tensor, "B H N D"]) -> Int[Tensor, "B H N"]:
         """The centroid with the largest product."""
-        return self._near(x).max(2).indices
-
-    def _near(self, x: Tensor) -> Float[Tensor, "B H c N"]:
-        """Products with the centroids."""
-        return self.centroids.to(x.dtype) @ x.mT
+        return nearest_centroids(x, self.centroids)
 
     @torch.no_grad()
-    def _chosen(self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None) -> Int[Tensor, "B H n"]:
-        """The choice: positions of the w queries and of the w keys of each cluster, and the nearest of each query.
+    def _chosen(
+        self, q: Tensor, k: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, centroids: Tensor
+    ) -> Int[Tensor, "B H n"]:
+        """The choice: positions of the w queries and of the w keys of each cluster; the nearest of each query and key.
 
-        In place of positions beyond the window of a shorter text stands N.
+        In place of positions beyond the window of a shorter text stands N. The nearest ones stand where they are used.
         """
         N, text = q.shape[2], text_of(key_mask, query_mask)
-        window = min(N, -(-N // self.clusters) if self.window is None else self.window)
-        beyond = None
+        window, beyond = self._window(N), None
         if text is not None and self.window is None:
             own = -(-length_of(text) // self.clusters)
             beyond = torch.arange(window, device=q.device) >= own[:, None, None, None]  # (B, 1, 1, w)
         choices: list[Tensor] = []
-        for x, mask in ((q, query_mask), (k, key_mask)):
-            near = self._near(x)
-            if not choices:
-                nearest = near.max(2).indices
-            if mask is not None:
-                near = near.masked_fill(~mask[:, None, None], -torch.inf)
-            places = near.topk(window, dim=-1, sorted=beyond is not None).indices
+        nearest: list[Tensor] = []
+        for x, mask, used in ((q, query_mask, self.every_query or self.training), (k, key_mask, self.training)):
+            places, near = choose_positions(
+                x, centroids, mask, window, in_order=beyond is not None, nearest=used
+            )  # fmt: skip
             if beyond is not None:
                 places = places.masked_fill(beyond, N)
             # In ascending order: gathered rows lie closer together.
             choices.append(places.sort(-1).values.flatten(2))
-        return torch.cat([*choices, nearest], 2)
+            nearest += [] if near is None else [near]
+        return torch.cat([*choices, *nearest], 2)
+
+    def _window(self, N: int) -> int:
+        """The number w of positions of a cluster."""
+        return min(N, -(-N // self.clusters) if self.window is None else self.window)
+
+    def _parts(self, choice: Int[Tensor, "B H n"], N: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The parts of a choice: positions of queries and of keys (B, H, c, w), nearest centroids of both (B, H, N)."""
+        taken = 2 * self.clusters * self._window(N)
+        asked, read = choice[..., :taken].unflatten(2, (2, self.clusters, -1)).unbind(2)
+        near: list[Tensor | None] = [*choice[..., taken:].split(N, 2)] if choice.shape[2] > taken else []
+        near += [None] * (2 - len(near))
+        return asked, read, near[0], near[1]
 
     def _mixed(
-        self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None, choice: Tensor | None
-    ) -> Tensor:
-        if choice is None:
-            choice = self._chosen(q, k, query_mask, key_mask)
+        self, q: Tensor, k: Tensor, v: Tensor, query_mask: Tensor | None, key_mask: Tensor | None,
+        asked: Tensor, read: Tensor, nearest: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         B, H, N, D = q.shape
-        chosen, nearest = choice[..., :-N].unflatten(2, (2, self.clusters, -1)).movedim(2, 0), choice[..., -N:]
+        chosen = torch.stack([asked, read])
         first = N * torch.arange(B * H, device=q.device).view(B, H, 1, 1)
         real = chosen < N
         asked, read = (chosen.clamp(max=N - 1) + first).unbind()  # rows of all positions (B H N, D), (B, H, c, w) each
@@ -335,7 +364,7 @@ class Routing(Attention):
         rows = asked.flatten()
         total = mixed.new_zeros(B * H * N, D).index_add_(0, rows, mixed.reshape(-1, D))
         times = mixed.new_zeros(B * H * N).index_add_(0, rows, real[0].flatten().to(mixed.dtype))
-        if self.every_query:
+        if nearest is not None and self.every_query:
             left = times == 0
             if query_mask is not None:
                 left = left & query_mask[:, None].expand(-1, H, -1).flatten()
@@ -347,27 +376,54 @@ class Routing(Attention):
         return total.div(times.clamp_(min=1)[:, None]).view(q.shape)
 
     @torch.no_grad()
-    def _gather(self, x: Tensor, mask: Tensor | None, nearest: Tensor) -> None:
+    def _gather(self, some: "_Followed") -> None:
         """Add the vectors nearest to each centroid to the sums of the step."""
-        heads, width = self.shape.heads, x.shape[3]
+        x, mask, nearest, heads, _ = some
+        nearest = nearest_centroids(x, self.centroids[heads]) if nearest is None else nearest
+        number, width = x.shape[1], x.shape[3]
         # Padding is added to a row of its own, which is dropped.
         if mask is not None:
             nearest = nearest.masked_fill(~mask[:, None], self.clusters)
-        place = (nearest + torch.arange(heads, device=x.device)[:, None] * (self.clusters + 1)).flatten()
-        sums = self.sums.new_zeros(heads * (self.clusters + 1), width)
+        place = (nearest + torch.arange(number, device=x.device)[:, None] * (self.clusters + 1)).flatten()
+        sums = self.sums.new_zeros(number * (self.clusters + 1), width)
         sums.index_add_(0, place, x.reshape(-1, width).to(sums.dtype))
         counts = self.counts.new_zeros(len(sums)).index_add_(0, place, torch.ones_like(place, dtype=sums.dtype))
-        self.sums += sums.view(heads, -1, width)[:, :-1]
-        self.counts += counts.view(heads, -1)[:, :-1]
+        self.sums[heads] += sums.view(number, -1, width)[:, :-1]
+        self.counts[heads] += counts.view(number, -1)[:, :-1]
 
-    def _commitment(self, x: Tensor, mask: Tensor | None, nearest: Tensor | None) -> Tensor:
-        """Mean squared distance to the nearest centroid."""
-        nearest = self._nearest(x) if nearest is None else nearest
-        own = self.centroids.to(x.dtype)[torch.arange(self.shape.heads, device=x.device)[:, None], nearest]
+    def _commitment(self, some: "_Followed") -> Tensor:
+        """The share of some vectors in the mean squared distance to the nearest centroids."""
+        x, mask, nearest, heads, share = some
+        centroids = self.centroids[heads].to(x.dtype)
+        nearest = nearest_centroids(x, centroids) if nearest is None else nearest
+        own = centroids[torch.arange(x.shape[1], device=x.device)[:, None], nearest]
         far = exact(x - own).square().mean(-1)
-        if mask is None:
-            return far.mean()
-        return (far * mask[:, None]).sum() / (self.shape.heads * mask.sum().clamp(min=1))
+        return (far if mask is None else far * mask[:, None]).sum() * share
+
+
+class _Followed(NamedTuple):
+    """Vectors that centroids follow.
+
+    Attributes:
+        x: Normalised queries or keys (b, h, N, D).
+        mask: Which of them are kept (b, N).
+        nearest: The nearest centroid of each (b, h, N), where it is known.
+        heads: Which heads they are of.
+        share: The share of each vector in the loss.
+    """
+
+    x: Tensor
+    mask: Tensor | None
+    nearest: Tensor | None
+    heads: slice
+    share: Tensor | float
+
+
+def _share(x: Float[Tensor, "B H N D"], mask: Tensor | None) -> Tensor | float:
+    """One by the number of kept vectors."""
+    if mask is None:
+        return 1 / max(1, x.shape[0] * x.shape[1] * x.shape[2])
+    return 1 / (x.shape[1] * mask.sum().clamp(min=1))
 
 
 def _normal(x: Tensor) -> Tensor:

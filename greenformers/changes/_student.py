@@ -40,6 +40,7 @@ ATTENDING, POOLED = ("attention", "relations"), ("embeddings", "similarities")
 WEIGHTS: dict[Task, dict[str, float]] = {
     "encoder": {"hidden": 1.0, "embeddings": 1.0},
     "classifier": {"logits": 1.0, "hidden": 1.0},
+    "tagger": {"logits": 1.0, "hidden": 1.0},
     "masked_lm": {"logits": 1.0, "hidden": 1.0},
     "causal_lm": {"logits": 1.0, "hidden": 1.0},
     "seq2seq": {"logits": 1.0, "hidden": 1.0},

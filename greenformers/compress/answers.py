@@ -1,14 +1,16 @@
 """What a model answers to examples, by kind of model: its scores, and by how much they differ from another model's."""
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from torch import Tensor
 
 from greenformers.measure.correlation import Resampled, spearman
+from greenformers.measure.entities import entity_counts
 from greenformers.measure.quality import paired_difference
 from greenformers.measure.recognition import bootstrap_difference
 from greenformers.measure.translation import bleu_difference, translation_scores
@@ -49,6 +51,10 @@ class Embedded:
         cosines: np.ndarray = (self.rows[::2] * self.rows[1::2]).sum(-1).numpy()
         return cosines
 
+    def by_itself(self) -> Self:
+        """The same, its pairs judged by its own cosines."""
+        return replace(self, scored=self.cosines)
+
     def scores(self, beside: "Embedded | None" = None) -> dict[str, Score]:
         """Cosines to the other rows, and Spearman's correlation of those of pairs with their scores."""
         other = (beside or self).rows
@@ -84,6 +90,58 @@ class Classified:
         return {"accuracy": (100 * self.right.double().mean().item(), interval)}
 
 
+ENTITY = re.compile(r"O|[BIESLU]-.+")
+MARKS = str.maketrans("ESLU", "IBIB")
+"""Marks of the last and the single word of an entity, as B and I, which mark the same words."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Tags of the words of sentences.
+
+    Attributes:
+        metric: What is counted: "f1" of entities, or the "accuracy" of words.
+        counts: Of each sentence how many were told, how many predicted and how many there are (sentences, 3).
+    """
+
+    metric: str
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, told: Sequence[Sequence[str]], right: Sequence[Sequence[str]], classes: Sequence[str]) -> Self:
+        """The counts: of entities, where the classes are tags of these, else of words.
+
+        Args:
+            told: The tags of each sentence's words, "" for a word without.
+            right: Their right tags.
+            classes: All tags.
+        """
+        if not all(ENTITY.fullmatch(name) for name in classes):
+            rows = zip(told, right, strict=True)
+            same = [(sum(a == b for a, b in zip(*row, strict=True)), len(row[1]), len(row[1])) for row in rows]
+            return cls("accuracy", np.array(same))
+        ours, theirs = ([[_bio(tag) for tag in row] for row in rows] for rows in (told, right))
+        return cls("f1", np.array(entity_counts(ours, theirs)))
+
+    def scores(self, beside: "Words | None" = None) -> dict[str, Score]:
+        """F1 of entities, or accuracy of words, in percent."""
+        interval = None
+        if beside is not None and len(self.counts) > 1:
+            own, other = self.counts, beside.counts
+            interval = _interval(len(own), lambda at: _f1(own[at]) - _f1(other[at]))
+        return {self.metric: (_f1(self.counts), interval)}
+
+
+def _bio(tag: str) -> str:
+    return tag[:1].translate(MARKS) + tag[1:] if tag else "O"
+
+
+def _f1(counts: np.ndarray) -> float:
+    """F1 in percent; where as many are predicted as there are, that is the share of those told."""
+    told, predicted, there = counts.sum(0)
+    return float(200 * told / max(predicted + there, 1))
+
+
 @dataclass(frozen=True)
 class Ranked:
     """Scores of examples, judged by their order.
@@ -95,6 +153,10 @@ class Ranked:
 
     given: np.ndarray
     scored: np.ndarray
+
+    def by_itself(self) -> Self:
+        """The same, judged by its own order: what answers as it does agrees with it in full."""
+        return replace(self, scored=self.given)
 
     def scores(self, beside: "Ranked | None" = None) -> dict[str, Score]:
         """Spearman's correlation with the scores that the examples have, in percent."""

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Ranked, Score, Several
+from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Ranked, Score, Several, Words
 from greenformers.compress.writing import check_writing, written
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import pooling_of
@@ -25,7 +25,8 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
     """Scores of each model, by metric; the first model is the one the others are compared with.
 
     Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
-    (accuracy, or Spearman's correlation of its scores where it gives no classes), plain text a language model
+    (accuracy, or Spearman's correlation of its scores where it gives no classes), tagged words one of tokens (F1 of
+    entities, or accuracy where tags are none of entities), plain text a language model
     (perplexity), sources and targets an encoder-decoder (perplexity of the target, and BLEU or the word error rate of
     the texts it writes), recordings a CTC model (word error rate). Encoders have the mean cosine between their
     embeddings and those of the dense model, too, if they are as wide.
@@ -54,6 +55,9 @@ def answers(model: PreTrainedModel, examples: Examples, reader: Reader) -> Answe
     if reader.task == "classifier":
         told = _ranked if reader.scores else _classified
         return told(model, reader.rows(examples, classes=True), reader)
+    if reader.task == "tagger":
+        assert isinstance(examples, Texts)
+        return _tagged(model, examples, reader)
     if reader.task == "seq2seq":
         return Several([_targets(model, reader.rows(examples), reader), written(model, examples, reader)])
     if reader.task == "ctc":
@@ -84,6 +88,13 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
         raise ValueError(f"{examples.name}: texts judge a {type(model).__name__} where their scores differ")
     if task == "classifier":
         _check_classes(model, examples, reader)
+    if task == "tagger":
+        if not examples.tagged:
+            raise ValueError(
+                f"{examples.name}: a {type(model).__name__} is judged by words and their tags, a file .conll or the "
+                "columns tokens and tags"
+            )
+        _check_range(examples.name, max(tag for tags in examples.labels or () for tag in tags), model)
     if task in ("causal_lm", "masked_lm") and examples.labels is not None:
         raise ValueError(f"{examples.name}: a language model is judged by plain text, not by a table")
     if task == "causal_lm" and reader.tokenizer is not None:
@@ -97,11 +108,15 @@ def _check_classes(model: PreTrainedModel, texts: Texts, reader: Reader) -> None
         columns += " or score"
     if texts.labels is None or (texts.graded and not reader.scores):
         raise ValueError(f"{texts.name}: a {type(model).__name__} is judged by a table with the columns {columns}")
+    if not reader.scores:
+        _check_range(texts.name, max(texts.labels), model)
+
+
+def _check_range(name: str, most: float, model: PreTrainedModel) -> None:
+    """Raise ValueError where the largest label is none of a model's."""
     classes = getattr(model.config, "num_labels", None)
-    if not reader.scores and classes and max(texts.labels) >= classes:
-        raise ValueError(
-            f"{texts.name}: labels must be in 0..{classes - 1}, the classes of the model; got {max(texts.labels):g}"
-        )
+    if classes and most >= classes:
+        raise ValueError(f"{name}: labels must be in 0..{classes - 1}, the classes of the model; got {most:g}")
 
 
 @torch.inference_mode()
@@ -159,6 +174,26 @@ def _classified(model: PreTrainedModel, rows: Rows, reader: Reader) -> Classifie
             logits = model(**batch).logits
             right[places] = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)  # of these the largest is none
     return Classified(right)
+
+
+@torch.inference_mode()
+def _tagged(model: PreTrainedModel, texts: Texts, reader: Reader) -> Words:
+    """The tags of the words of each sentence; one that was cut off, or whose logits are no numbers, has none."""
+    names = {number: name for name, number in reader.classes.items()}
+    words = list(reader.first_words(texts))
+    told: list[list[int]] = [[-1] * len(text.split(" ")) for text in texts.lines]
+    with evaluating(model):
+        for places, batch in _numbered(reader.rows(texts), reader):
+            logits = model(**batch).logits.float()
+            tags = logits.argmax(-1).masked_fill(logits.isnan().any(-1), -1)
+            for place, row in zip(places, tags.tolist(), strict=True):
+                for at in (words[place] >= 0).nonzero().flatten().tolist():
+                    told[place][int(words[place][at])] = row[at]
+    return Words.of(
+        [[names.get(tag, "") for tag in row] for row in told],
+        [[names.get(tag, str(tag)) for tag in row] for row in texts.labels or ()],
+        list(reader.classes),
+    )  # fmt: skip
 
 
 @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import compress, count
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +29,7 @@ def encoded_pairs(
         typed: Whether the types that tell the two texts apart are yielded too, as `token_type_ids`.
     """
     names = (IDS, TYPES) if typed else (IDS,)
-    more = {"return_attention_mask": False, "return_token_type_ids": typed, "verbose": False}
+    more: dict[str, Any] = {"return_attention_mask": False, "return_token_type_ids": typed, "verbose": False}
     if not tokenizer.is_fast:
         more |= {"truncation": True, "max_length": length}
     for start in range(0, len(first), AT_ONCE):

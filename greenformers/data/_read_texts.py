@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, cast
 
 from greenformers.data._hub import streamed
 from greenformers.data._labels import score_reader
@@ -56,6 +57,7 @@ class _Columns:
     segments: tuple[str, ...]
     label: str | None = None
     translated: bool = False
+    tagged: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,8 +72,11 @@ PAIRS = (
 )  # fmt: skip
 """Columns of pairs of texts, in the order in which a model reads the two."""
 
+TAGS = ("ner_tags", "tags", "labels")
+
 COLUMNS = (
     _Columns(("source", "target"), translated=True),
+    *(_Columns(("tokens",), tags, tagged=True) for tags in TAGS),
     *(_Columns(pair, label) for label in ("score", "label") for pair in PAIRS),
     _Columns(("sentence",), "label"),
     _Columns(("text",), "label"),
@@ -94,8 +99,9 @@ def read_texts(
     data set of the hub, which is fetched row by row in an order shuffled by seed, until there are as many as are held.
 
     Columns are text alone; sentence or text, and label (a class, by its name or as a whole number); a pair of `PAIRS`,
-    such as sentence1 and sentence2, with score (how alike they are, say), label or neither; or source and target (the
-    texts that an encoder-decoder reads and writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many
+    such as sentence1 and sentence2, with score (how alike they are, say), label or neither; tokens (words, a list) and
+    a list of their tags, ner_tags, tags or labels; or source and target (the texts that an encoder-decoder reads and
+    writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many
     are drawn, always the same; the name says so. All are as likely where their number decides, longer ones less so
     where their bytes do.
 
@@ -187,19 +193,20 @@ def _read(
     kind, stream = kinds[0], ((rows, number, raw) for rows in sources for number, raw in rows.raw())
     held, count = drawn(stream, None, size=lambda row: row[0].size(row[2]), fits=bounds.fit)
     number = len(held)
-    label = score_reader(-1e9, 1e9) if kind.label == "score" else partial(_class, classes=classes)
+    read = score_reader(-1e9, 1e9) if kind.label == "score" else partial(_class, classes=classes)
     segments: list[tuple[str, ...]] = []
-    labels: list[float] = []
+    labels: list[Any] = []
     held.reverse()
     while held:  # a text takes memory either as it was read or as it is decoded
         rows, place, raw = held.pop()
         try:
             row = rows.read(raw)
-            texts = tuple(_text(row, column) for column in kind.segments)
-            if kind.label is None and not any(text.strip() for text in texts):
+            texts = (_sentence(row),) if kind.tagged else tuple(_text(row, column) for column in kind.segments)
+            if (kind.label is None or kind.tagged) and not any(text.strip() for text in texts):
                 continue
             if kind.label is not None:
-                labels.append(label(_field(row, kind.label)))
+                label = partial(_named, names=rows.names.get(kind.label, ()), classes=classes, read=read)
+                labels.append(_tags(row, kind.label, label) if kind.tagged else label(_field(row, kind.label)))
         except ValueError as error:
             raise ValueError(f"{rows.name}, {rows.unit} {place}: {error}") from None
         segments.append(texts)
@@ -211,8 +218,9 @@ def _read(
             warnings.warn(f"{name}: {which} are read, as many as {LARGEST / 2**20:g} MiB hold", stacklevel=3)
         name = f"{name} ({which})"
     return Texts(
-        name, segments, None if kind.label is None else labels, graded=kind.label == "score", translated=kind.translated
-    )
+        name, segments, None if kind.label is None else labels, graded=kind.label == "score",
+        translated=kind.translated, tagged=kind.tagged and kind.label is not None,
+    )  # fmt: skip
 
 
 def _kind(rows: Rows, labelled: bool = True) -> _Columns:
@@ -249,6 +257,32 @@ def _text(row: Row, column: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f"the {column} must be a string")
     return text
+
+
+def _sentence(row: Row) -> str:
+    """The words of a row, with a space between."""
+    words = _field(row, "tokens")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("the tokens must be a list of strings")
+    if any(not word or " " in word for word in words):
+        raise ValueError("the tokens must be words: one is empty, or has a space")
+    return " ".join(words)
+
+
+def _tags(row: Row, column: str, read: Callable[[object], int | float]) -> list[int]:
+    values = _field(row, column)
+    if not isinstance(values, list) or len(values) != len(cast(list[str], row["tokens"])):
+        raise ValueError(f"the {column} must be a list, a tag for each of the tokens")
+    return [int(read(value)) for value in values]
+
+
+def _named(
+    value: object, names: Sequence[str], classes: Mapping[str, int], read: Callable[[object], int | float]
+) -> int | float:
+    """A label as a number of the model's, where a source that numbers its classes otherwise has the same names."""
+    if isinstance(value, int) and value in range(len(names)) and set(names) <= set(classes):
+        return classes[names[value]]
+    return read(value)
 
 
 def _class(value: object, classes: Mapping[str, int]) -> int:

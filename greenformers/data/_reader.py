@@ -17,6 +17,7 @@ from greenformers.data._pairs import encoded_pairs
 from greenformers.data._rows import Batches, Row, Rows
 from greenformers.data._tasks import Kind, Task, classes_of, kind_of_input, task_of, tells_types
 from greenformers.data._texts import Texts, batches
+from greenformers.data._words import first_tokens
 
 SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
 """Examples in a batch."""
@@ -73,6 +74,8 @@ class Reader:
             raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
         given: Any = model.config
         decoder = given.model_type in DECODERS and given.model_type not in ENCODERS
+        if task == "tagger" and not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"a {name} needs a tokenizer that tells which word each token is of: one of tokenizers")
         if task == "classifier" and kind == "text" and decoder and getattr(given, "pad_token_id", None) is None:
             raise ValueError(
                 f"a {name} reads the last token of each text that is not padding: set pad_token_id in its config.json"
@@ -107,6 +110,8 @@ class Reader:
                 )
             if self.task != "seq2seq" and examples.translated:
                 raise ValueError(f"{examples.name}: source and target are for encoder-decoders, this model is none")
+            if self.task != "tagger" and examples.tagged:
+                raise ValueError(f"{examples.name}: tags of words are for token classification, not for this model")
             return
         examples.check()
         if isinstance(examples, Sounds):
@@ -187,7 +192,7 @@ class Reader:
             rows = [(row, place) for place, row in enumerate(self._pairs(texts))]
         else:
             rows = [(_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids]
-        if not classes or texts.labels is None:
+        if self.task == "tagger" or not classes or texts.labels is None:
             return [row for row, _ in rows]
         number = float if self.scores else int
         return [{**row, "labels": torch.tensor(number(texts.labels[place]))} for row, place in rows]
@@ -195,6 +200,18 @@ class Reader:
     def _reads_pairs(self, texts: Texts) -> bool:
         """Whether the two texts of an example are one input: a classifier reads both, an encoder each by itself."""
         return self.task == "classifier" and texts.paired
+
+    def first_words(self, texts: Texts) -> Iterator[torch.Tensor]:
+        """Yield for each token of a sentence the number of the word that it is the first token of, else -1.
+
+        Words that are cut off, or of which the tokenizer makes nothing, have none.
+        """
+        tokenizer: Any = self.tokenizer
+        limits = {"truncation": True, "max_length": self.length, "return_offsets_mapping": True, "verbose": False}
+        for start in range(0, len(texts), AT_ONCE):
+            lines = texts.lines[start : start + AT_ONCE]
+            for line, spans in zip(lines, tokenizer(lines, **limits)["offset_mapping"], strict=True):
+                yield torch.tensor(first_tokens(line.split(" "), spans))
 
     def _pairs(self, texts: Texts) -> Iterator[Row]:
         assert self.tokenizer is not None

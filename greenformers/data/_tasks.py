@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal["causal_lm", "masked_lm", "classifier", "encoder", "seq2seq", "ctc"]
+Task = Literal["causal_lm", "masked_lm", "classifier", "tagger", "encoder", "seq2seq", "ctc"]
 Kind = Literal["text", "image", "sound"]
 
 KINDS: dict[str, Kind] = {
@@ -39,6 +39,8 @@ def task_of(model: PreTrainedModel) -> Task:
     pairs = bool(getattr(model.config, "is_encoder_decoder", False))
     if name.endswith(("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")):
         return "classifier"
+    if name.endswith("ForTokenClassification"):
+        return "tagger"
     if name.endswith("ForCTC"):
         return "ctc"
     if name.endswith("ForMaskedLM"):
@@ -50,8 +52,8 @@ def task_of(model: PreTrainedModel) -> Task:
     if name.endswith("Model") and not pairs:
         return "encoder"
     raise ValueError(
-        "encoders, classifiers, masked and causal language models, encoder-decoders with a language model's head and "
-        f"CTC models can be calibrated, healed and judged by examples; a {name} is none of them"
+        "encoders, classifiers, taggers of words, masked and causal language models, encoder-decoders with a language "
+        f"model's head and CTC models can be calibrated, healed and judged by examples; a {name} is none of them"
     )
 
 

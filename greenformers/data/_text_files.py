@@ -15,6 +15,7 @@ from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from greenformers._extras import needed
@@ -23,7 +24,7 @@ from greenformers.data._files import stream_lines
 T = TypeVar("T")
 Row = Mapping[str, object]
 
-FORMATS = (".txt", ".tsv", ".jsonl", ".parquet")
+FORMATS = (".txt", ".tsv", ".jsonl", ".parquet", ".conll")
 REFUSED = (".csv", ".json", ".arrow", ".zip", ".tar", ".safetensors")
 """Suffixes of files that are known not to be lines of text."""
 LEARNT, JUDGED = ("train", "training"), ("test", "valid", "validation", "val", "dev")
@@ -39,12 +40,14 @@ class Rows(ABC):
         name: Name of the source.
         columns: Names of the columns.
         unit: What a number of `raw` counts.
+        names: Names of the classes of columns that hold their numbers, where the source tells them.
         cut: Whether rows were left when they were last read to the end, as more would not fit.
     """
 
     name: str
     columns: tuple[str, ...]
     unit = "line"
+    names: Mapping[str, Sequence[str]] = MappingProxyType({})
     cut = False
 
     @abstractmethod
@@ -61,7 +64,8 @@ class Rows(ABC):
 
     def size(self, raw: Any) -> int:
         """Bytes of the texts of a row, about."""
-        return sum(len(value) for value in raw.values() if isinstance(value, str))
+        texts = (value if isinstance(value, list) else [value] for value in raw.values())
+        return sum(len(text) for part in texts for text in part if isinstance(text, str))
 
 
 class Lines(Rows):
@@ -118,6 +122,38 @@ class Objects(Lines):
         return row
 
 
+class Sentences(Lines):
+    """A file .conll: a word a line and its tag as the last field, between blanks; an empty line ends a sentence.
+
+    Lines that begin with -DOCSTART- are between documents, and no words.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.columns = ("tokens", "tags")
+
+    def raw(self) -> Iterator[tuple[int, list[bytes]]]:  # type: ignore[override]
+        sentence, first = list[bytes](), 1
+        for number, line in enumerate(stream_lines(self.path), 1):
+            if line.strip() and not line.startswith(b"-DOCSTART-"):
+                first = first if sentence else number
+                sentence.append(line)
+            elif sentence:
+                yield first, sentence
+                sentence = []
+        if sentence:
+            yield first, sentence
+
+    def read(self, raw: list[bytes]) -> Row:  # type: ignore[override]
+        fields = [_decoded(line).split() for line in raw]
+        if not all(len(line) > 1 for line in fields):
+            raise ValueError("expected a word and its tag in each line of the sentence")
+        return {"tokens": [line[0] for line in fields], "tags": [line[-1] for line in fields]}
+
+    def size(self, raw: list[bytes]) -> int:  # type: ignore[override]
+        return sum(map(len, raw))
+
+
 class Parquet(Rows):
     """A file .parquet, of which a batch of rows is held at a time.
 
@@ -167,6 +203,8 @@ class Stream(Rows):
     def __init__(self, name: str, split: Any, most: int, fits: Callable[[int, int], bool] = lambda *_: True) -> None:
         self.name, self._split, self._most, self._fits = name, split, most, fits
         self.columns = tuple(split.column_names or next(iter(split), {}))
+        kinds = {name: getattr(kind, "feature", kind) for name, kind in (split.features or {}).items()}
+        self.names = {name: kind.names for name, kind in kinds.items() if getattr(kind, "names", None)}
 
     def raw(self) -> Iterator[tuple[int, Row]]:
         total, self.cut = 0, False
@@ -197,7 +235,9 @@ def _first(rows: Lines, lines: Iterator[bytes], read: Callable[[bytes], Iterable
         raise ValueError(f"{rows.name}, line 1: {error}") from None
 
 
-KINDS: dict[str, Callable[[Path], Rows]] = {".txt": Lines, ".tsv": Table, ".jsonl": Objects, ".parquet": Parquet}
+KINDS: dict[str, Callable[[Path], Rows]] = {
+    ".txt": Lines, ".tsv": Table, ".jsonl": Objects, ".parquet": Parquet, ".conll": Sentences,
+}  # fmt: skip
 
 
 def suffix(path: Path) -> str:

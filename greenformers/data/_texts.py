@@ -19,15 +19,17 @@ class Texts:
     Attributes:
         name: Name of the source.
         segments: The text of each example, or its two texts.
-        labels: Label of each example, where the source has labels.
+        labels: Label of each example, where the source has labels: a number, or a list of the tags of its words.
         graded: Whether the labels are scores, and no classes.
+        tagged: Whether the labels are tags of words, between which there is one space.
         translated: Whether the second text of an example is the target of an encoder-decoder.
     """
 
     name: str
     segments: list[tuple[str, ...]]
-    labels: list[float] | None = None
+    labels: list[Any] | None = None
     graded: bool = False
+    tagged: bool = False
     translated: bool = False
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ TORCH, COMPILED = "torch", "torch, compiled"
 NAMES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime", "torch": TORCH, "program": "torch.export", PACKED: PACKED}
 """The variant of each format in records: the runtime of its files. The checkpoint runs as the model does."""
 
-QUALITIES = ("spearman", "accuracy", "bleu", "wer", "perplexity", "cosine")
+QUALITIES = ("spearman", "f1", "accuracy", "bleu", "wer", "perplexity", "cosine")
 """Metrics that may judge; the first that was measured does."""
 
 PAUSE = 0.02

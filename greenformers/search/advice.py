@@ -223,8 +223,8 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     if task_of(model) == "causal_lm":
         return min(most, 512)
     if task_of(model) == "classifier" and texts.paired:
-        rows = encoded_pairs(tokenizer, *zip(*texts.segments, strict=True), most)
-        lengths = [len(row["input_ids"]) for row in rows]
+        first, second = zip(*texts.segments, strict=True)
+        lengths = [len(row["input_ids"]) for row in encoded_pairs(tokenizer, first, second, most)]
     else:
         lengths = [len(ids) for ids in tokenizer(texts.lines, truncation=True, max_length=most)["input_ids"]]
     return max(1, int(np.quantile(lengths, 0.95)))

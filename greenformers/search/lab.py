@@ -31,7 +31,7 @@ from greenformers.changes import Change, Given, kinds
 from greenformers.changes._measured import Measured
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.files import line
-from greenformers.compress.answers import Answers, Embedded
+from greenformers.compress.answers import Answers, Embedded, Ranked
 from greenformers.compress.apply import apply
 from greenformers.compress.quality import answers, check_examples
 from greenformers.compress.side_by_side import subjects_of
@@ -334,9 +334,10 @@ class Lab:
             return self.examples, self._own_answers
         assert isinstance(self.examples, Texts)
         own = self._own_answers if self.runtime == TORCH else answers(self.original, self.examples, self.reader)
-        assert isinstance(own, Embedded)
-        cosines = own.cosines
-        return replace(self.examples, labels=cosines.tolist()), replace(own, scored=cosines)
+        assert isinstance(own, Embedded | Ranked)
+        judged = own.by_itself()
+        assert judged.scored is not None
+        return replace(self.examples, labels=judged.scored.tolist(), graded=True), judged
 
     def _ready(self, model: PreTrainedModel, name: str) -> Ready:
         if self.runtime == TORCH:

@@ -1,7 +1,5 @@
 """Tagging of words: named entities. The first token of a word has its tag. Devlin 2018, arXiv:1810.04805, 5.3."""
 
-from bisect import bisect_right
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,6 +8,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from greenformers.data import Tagged
+from greenformers.data._words import first_tokens
 from greenformers.measure.entities import entity_scores
 from greenformers.measure.quality import evaluating
 from greenformers.model import GreenformerConfig, GreenformerForTokenClassification
@@ -107,21 +106,3 @@ class Tagging(Objective):
                         tags[place][int(words[at])] = int(predicted[at])
                     place += 1
         return [[names[tag] for tag in row] for row in tags]
-
-
-def first_tokens(words: list[str], spans: list[tuple[int, int]]) -> list[int]:
-    """For each token, the number of the word that it is the first token of; -1 for others and for special tokens.
-
-    Args:
-        words: Words of the sentence, which are joined by single spaces.
-        spans: First character of each token in the sentence, and the one after its last; equal for special tokens. A
-            token may begin with the space before its word.
-    """
-    starts = list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))
-    firsts, before = [], -1
-    for start, end in spans:
-        word = bisect_right(starts, end - 1) - 1
-        within = start < end <= starts[word] + len(words[word])
-        firsts.append(word if within and word > before else -1)
-        before = max(before, firsts[-1])
-    return firsts

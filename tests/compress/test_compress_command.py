@@ -177,11 +177,11 @@ def test_other_models(
         ("BertModel --solver loss --calibrate header.tsv", "header.tsv holds no text"),
         (
             "BertModel --solver loss --calibrate wrong.tsv",
-            "wrong.tsv has no columns of texts: they must be source, target; sentence, label",
+            "wrong.tsv has no columns of texts: they must be source, target; tokens, ner_tags",
         ),
         (
             "BertModel --evaluate wrong.tsv",
-            "wrong.tsv has no columns of texts: they must be source, target; sentence, label",
+            "wrong.tsv has no columns of texts: they must be source, target; tokens, ner_tags",
         ),
         ("BertModel --calibrate nowhere.txt --solver loss", "nowhere.txt: No such file or directory"),
         ("BertModel --evaluate nowhere.tsv", "nowhere.tsv: No such file or directory"),
@@ -194,7 +194,10 @@ def test_other_models(
             "BertForSequenceClassification --evaluate half.tsv",
             "half.tsv, line 2: the label must be one of LABEL_0, LABEL_1, or a whole number from 0 on",
         ),
-        ("BertForSequenceClassification --evaluate texts.txt --length 12", "a classifier is judged by a table"),
+        (
+            "BertForSequenceClassification --evaluate texts.txt --length 12",
+            "a BertForSequenceClassification is judged by",
+        ),
         ("GPT2LMHeadModel --evaluate pairs.tsv --length 12", "a language model is judged by plain text"),
         ("GPT2LMHeadModel --calibrate short.txt --length 40 --solver loss", "the text has 3 tokens; one block of 40"),
         ("vit --evaluate texts.txt", "a ViTForImageClassification needs an image processor, such as"),

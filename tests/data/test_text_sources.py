@@ -73,9 +73,13 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         (
             "a.tsv",
             b"",
-            "a.tsv has no columns of texts: they must be source, target; sentence, label; text, label; text; or",
+            "a.tsv has no columns of texts: they must be source, target; tokens, ner_tags",
         ),
-        ("a.tsv", b"sentence\nsecret", "a.tsv has no columns of texts: they must be source, target; sentence, label; "),
+        (
+            "a.tsv",
+            b"sentence\nsecret",
+            "a.tsv has no columns of texts: they must be source, target; tokens, ner_tags",
+        ),
         (
             "a.tsv",
             b"text\tlabels\nsecret\t1",
@@ -90,8 +94,8 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ("a.jsonl", b'{"text": "a"}\n\n{"secret": 1}', "a.jsonl, line 3: there is no text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 5}', "a.jsonl, line 2: the text must be a string"),
         ("a.parquet", b"secret", "a.parquet: expected a whole parquet file, found a damaged one or none"),
-        ("a.csv", b"text\nsecret", "a.csv: texts are read from .txt, .tsv, .jsonl, .parquet, got .csv"),
-        ("a.json", b"[]", "a.json: texts are read from .txt, .tsv, .jsonl, .parquet, got .json"),
+        ("a.csv", b"text\nsecret", "a.csv: texts are read from .txt, .tsv, .jsonl, .parquet, .conll, got .csv"),
+        ("a.json", b"[]", "a.json: texts are read from .txt, .tsv, .jsonl, .parquet, .conll, got .json"),
     ],
 )
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -248,7 +252,7 @@ def test_the_address_of_a_data_set() -> None:
 class Split:
     """What is asked of a `datasets.IterableDataset`."""
 
-    column_names = None
+    column_names = features = None
 
     def __init__(self, rows: list[dict[str, object]]) -> None:
         self.rows, self.asked = rows, 0

@@ -325,7 +325,7 @@ def test_a_model_that_no_change_fits(monkeypatch: Patch) -> None:
 
 def test_a_model_that_does_no_good_has_no_quality_to_keep(monkeypatch: Patch) -> None:
     monkeypatch.setattr(answers, "spearman", lambda *_: -0.2)
-    texts = Texts("t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)])
+    texts = Texts("t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)], graded=True)
     with pytest.raises(
         ValueError, match=r"^t.tsv cannot judge changes: the model as it is has a spearman of -20 on it$"
     ):
@@ -337,7 +337,7 @@ def test_texts_that_cannot_judge(home: Path) -> None:
     for name, cls, texts, message in [
         ("bert", "BertModel", labels, "an encoder is judged by plain text or by pairs"),
         ("gpt2", "GPT2LMHeadModel", labels, "a language model is judged by plain text"),
-        ("bert", "BertForSequenceClassification", scores, "a classifier is judged by a table"),
+        ("bert", "BertForSequenceClassification", scores, "a BertForSequenceClassification is judged by a table"),
         ("gpt2", "GPT2LMHeadModel", Texts("t", [("bar",)] * 8), "one block of 40 is needed"),
         (
             "t5",

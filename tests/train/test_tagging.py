@@ -8,12 +8,13 @@ from tiny import QUIET, SIZES, written
 from torch.testing import assert_close
 
 from greenformers.data import TOKENIZERS, Sentences, Tagged, load, train_tokenizer
+from greenformers.data._words import first_tokens
 from greenformers.measure.entities import entity_scores
 from greenformers.train import fit_pipeline
 from greenformers.train.fit import fit
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Stream, generator
-from greenformers.train.tagging import Tagging, first_tokens
+from greenformers.train.tagging import Tagging
 
 WORDS = [["@ann", "saw", "New", "York", "!"], ["é", "🙂🙂", "x"], ["a"]]
 TAGS = [[1, 0, 3, 4, 0], [0, 2, 1], [0]]
