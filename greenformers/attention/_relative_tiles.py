@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     heads: int
 
 
-ON_CPU, ON_GPU, COUNTED = Sizes(128, 512, 8), Sizes(1024, 2048, 64), Sizes(256, 2048, 64)
+ON_CPU, ON_GPU, COUNTED = Sizes(128, 1024, 4), Sizes(1024, 2048, 64), Sizes(256, 2048, 64)
 """Scores that fit a cache; few large products; and where the work is only counted, fewer parts to count."""
 
 
