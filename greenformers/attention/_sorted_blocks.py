@@ -17,7 +17,7 @@ from greenformers._torch import in_transform, softmax_gradient
 from greenformers.attention._contract import exact, full_precision
 from greenformers.attention._dropout import drop_, new_seed
 
-TILES = 64
+TILES = 32
 """Number of blocks at a time: enough for wide products, few enough to need little memory."""
 
 HIDDEN = -1e18
