@@ -159,7 +159,10 @@ def test_a_tagger_from_a_file_to_smaller_ones(
     exported = ["export", str(small), "--texts", str(texts), "--length", "20", "--lengths", "", "--formats", "onnx"]
     assert run(monkeypatch, *exported, "--out", str(tmp_path / "files")) == 0
     assert "F1" in capsys.readouterr().out
+    unlabelled = [*exported[:3], str(tmp_path / "plain.txt"), *exported[4:], "--out", str(tmp_path / "others")]
     (tmp_path / "plain.txt").write_text("\n".join(lines))
+    assert run(monkeypatch, *unlabelled) == 0  # they calibrate, and nothing is judged
+    assert "F1" not in capsys.readouterr().out
     plain = [*line[:2], "--evaluate", str(tmp_path / "plain.txt"), "--out", str(tmp_path / "o"), "--keep", "0.5"]
     assert "is judged by words and their tags, a file .conll or the columns" in refused(monkeypatch, capsys, *plain)
     reader = Reader.of(network("bert", "BertModel"), tokenizer("bert"), 20)
