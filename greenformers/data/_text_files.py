@@ -123,9 +123,9 @@ class Objects(Lines):
 
 
 class Sentences(Lines):
-    """A file .conll: a word a line and its tag as the last field, between blanks; an empty line ends a sentence.
+    """A file .conll: a word a line and its tag as the last field; an empty line ends a sentence.
 
-    Lines that begin with -DOCSTART- are between documents, and no words.
+    Fields are between tabs, or else between spaces. Lines that begin with -DOCSTART- are between documents, and no words.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +145,8 @@ class Sentences(Lines):
             yield first, sentence
 
     def read(self, raw: list[bytes]) -> Row:  # type: ignore[override]
-        fields = [_decoded(line).split() for line in raw]
+        lines = [_decoded(line).strip(" \t\r\n") for line in raw]
+        fields = [re.split("\t+" if "\t" in line else " +", line) for line in lines]
         if not all(len(line) > 1 for line in fields):
             raise ValueError("expected a word and its tag in each line of the sentence")
         return {"tokens": [line[0] for line in fields], "tags": [line[-1] for line in fields]}

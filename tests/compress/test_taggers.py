@@ -135,6 +135,12 @@ def test_damaged_rows_of_words(tmp_path: Path, content: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
         read_texts(tmp_path / "a.jsonl", classes={"O": 0})
     assert "secret" not in str(caught.value)
+    (tmp_path / "a.conll").write_bytes("one\tO\r\n\xa0\tO\r\n\r\n-DOCSTART- -X- O\r\n\r\ntwo NN O\n".encode())
+    texts, _ = read_texts(tmp_path / "a.conll", classes={"O": 0})
+    assert (texts.lines, texts.labels) == (["one \xa0", "two"], [[0, 0], [0]])
+    (tmp_path / "a.conll").write_text("two words\tO\n")
+    with pytest.raises(ValueError, match=r"a.conll, line 1: the tokens must be words: one is empty, or has a space"):
+        read_texts(tmp_path / "a.conll", classes={"O": 0})
     (tmp_path / "a.conll").write_text("word\n\n")
     with pytest.raises(ValueError, match=r"a.conll, line 1: expected a word and its tag in each line of the sentence"):
         read_texts(tmp_path / "a.conll")
