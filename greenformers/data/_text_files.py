@@ -125,7 +125,7 @@ class Objects(Lines):
 class Sentences(Lines):
     """A file .conll: a word a line and its tag as the last field; an empty line ends a sentence.
 
-    Fields are between tabs, or else between spaces. Lines that begin with -DOCSTART- are between documents, and no words.
+    Fields are between tabs, or else between spaces. Lines that begin with -DOCSTART- stand between documents.
     """
 
     def __init__(self, path: Path) -> None:
