@@ -33,7 +33,7 @@ TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green",
 class Letters:
     """A tokenizer with one id a character."""
 
-    pad_token_id = 0
+    pad_token_id, model_input_names = 0, ("input_ids",)
 
     def __call__(self, text, truncation=True, max_length=12):
         return {"input_ids": [1 + ord(letter) % 40 for letter in text[:max_length]]}
