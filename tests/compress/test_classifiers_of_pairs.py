@@ -132,13 +132,14 @@ def test_a_classifier_of_pairs_from_a_table_to_files(
     assert scores.pop("original") == pytest.approx(100)
     assert all(-100 <= score < 100 for score in scores.values())
     assert metric.capitalize() in capsys.readouterr().out
-    files = tmp_path / "files"
-    int8 = greenformers.load(small)
-    greenformers.compress(int8, [Int8()])
-    greenformers.save(int8, tmp_path / "int8")
-    tokenizer().save_pretrained(tmp_path / "int8")
-    assert run(monkeypatch, "export", str(tmp_path / "int8"), "--out", str(files), "--formats", "onnx", *words) == 0
-    assert "ranges of pairs of texts" in (files / "README.md").read_text()
+    if outputs > 1:
+        files = tmp_path / "files"
+        int8 = greenformers.load(small)
+        greenformers.compress(int8, [Int8()])
+        greenformers.save(int8, tmp_path / "int8")
+        tokenizer().save_pretrained(tmp_path / "int8")
+        assert run(monkeypatch, "export", str(tmp_path / "int8"), "--out", str(files), "--formats", "onnx", *words) == 0
+        assert "ranges of pairs of texts" in (files / "README.md").read_text()
 
 
 def test_in_python_pairs_calibrate_and_teach() -> None:

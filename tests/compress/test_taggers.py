@@ -22,6 +22,7 @@ from greenformers.data._read_texts import read_texts
 from greenformers.data._reader import Reader
 from greenformers.data._text_files import Stream
 from greenformers.data._texts import Texts
+from greenformers.export import deploy
 from greenformers.measure.entities import entity_scores
 from greenformers.measure.record import read
 
@@ -165,10 +166,11 @@ def test_a_tagger_from_a_file_to_smaller_ones(
     exported = ["export", str(small), "--texts", str(texts), "--length", "20", "--lengths", "", "--formats", "onnx"]
     assert run(monkeypatch, *exported, "--out", str(tmp_path / "files")) == 0
     assert "F1" in capsys.readouterr().out
-    unlabelled = [*exported[:3], str(tmp_path / "plain.txt"), *exported[4:], "--out", str(tmp_path / "others")]
     (tmp_path / "plain.txt").write_text("\n".join(lines))
-    assert run(monkeypatch, *unlabelled) == 0  # they calibrate, and nothing is judged
-    assert "F1" not in capsys.readouterr().out
+    int8: Any = greenformers.load(small)
+    rows = Reader.of(int8, tokenizer("bert"), 20)
+    parts = deploy._parts(int8, read_texts(tmp_path / "plain.txt")[0], rows, ["onnx"], None, 10)
+    assert parts.keys() == {"calibration"}  # nothing can be judged
     plain = [*line[:2], "--evaluate", str(tmp_path / "plain.txt"), "--out", str(tmp_path / "o"), "--keep", "0.5"]
     assert "is judged by words and their tags, a file .conll or the columns" in refused(monkeypatch, capsys, *plain)
     reader = Reader.of(network("bert", "BertModel"), tokenizer("bert"), 20)
