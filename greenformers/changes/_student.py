@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ WEIGHTS: dict[Task, dict[str, float]] = {
     "encoder": {"hidden": 1.0, "embeddings": 1.0},
     "classifier": {"logits": 1.0, "hidden": 1.0},
     "tagger": {"logits": 1.0, "hidden": 1.0},
+    "answerer": {"logits": 1.0, "hidden": 1.0},
     "masked_lm": {"logits": 1.0, "hidden": 1.0},
     "causal_lm": {"logits": 1.0, "hidden": 1.0},
     "seq2seq": {"logits": 1.0, "hidden": 1.0},
@@ -80,6 +81,9 @@ class Given:
     vectors: Tensor | None
     attended: Sequence[Attended] = ()
 
+
+FAR = -1e4
+"""A logit of a position that is none."""
 
 RIDGE = 1e-4
 """Share of the mean square of states that is added to each in least squares."""
@@ -225,7 +229,7 @@ class Student(nn.Module):
         if any(self.weights.get(name) for name in POOLED):
             layers, stack = stacks[0]
             vectors = self._pool(sequence(layers[-1]), token_mask(layers[-1], batch, stack))
-        return Given(getattr(out, "logits", None), stacks, vectors, attended)
+        return Given(logits_of(out), stacks, vectors, attended)
 
     @property
     def can_be_kept(self) -> bool:
@@ -340,6 +344,12 @@ class Student(nn.Module):
         return losses.relations(student, teacher, mask, math.gcd(teacher.q.shape[1], *widths))
 
     def _logits(self, student_logits: Tensor, teacher_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        if task_of(self.teacher) == "answerer":  # of the start and of the end, probabilities over the positions
+            mask = token_mask(teacher_logits, batch, "encoder")
+            student_logits, teacher_logits = (
+                (x if mask is None else x.masked_fill(~mask[..., None], FAR)).mT.flatten(0, 1)
+                for x in (student_logits, teacher_logits)
+            )
         if teacher_logits.ndim == 3:  # of every position
             mask = token_mask(teacher_logits, batch, "decoder" if "labels" in batch else "encoder")
             student_logits, teacher_logits = (
@@ -354,6 +364,14 @@ class Student(nn.Module):
             )
         p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
+
+
+def logits_of(out: Any) -> Tensor | None:
+    """The logits of an output; those of the start and of the end of an answer beside each other (B, N, 2)."""
+    spans = [getattr(out, f"{end}_logits", None) for end in ("start", "end")]
+    if all(isinstance(x, Tensor) for x in spans):
+        return torch.stack(cast(list[Tensor], spans), -1)
+    return cast("Tensor | None", getattr(out, "logits", None))
 
 
 def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from greenformers.changes._distillation import Distillation, attending
-from greenformers.changes._student import Student, states
+from greenformers.changes._student import Student, logits_of, states
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.objective import Batch
@@ -50,7 +50,7 @@ def check_teacher(
     if cached:
         examples.check_kept(learner)
     if learner.weights.get("logits"):
-        parts["logits"] = [getattr(out, "logits", None) for out in (student_out, teacher_out)]
+        parts["logits"] = [logits_of(out) for out in (student_out, teacher_out)]
     for name, (ours, theirs) in parts.items():
         forms = ["none" if x is None else " x ".join(map(str, x.shape[1:])) for x in (ours, theirs)]
         shared = -1 if name == "states" else None  # the states of a narrower student have fewer coordinates

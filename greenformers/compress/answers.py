@@ -143,6 +143,25 @@ def _f1(counts: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """Answers found in texts.
+
+    Attributes:
+        f1: F1 of the words of each answer (examples,), in percent.
+    """
+
+    f1: np.ndarray
+
+    def scores(self, beside: "Answered | None" = None) -> dict[str, Score]:
+        """The mean F1."""
+        interval = None
+        if beside is not None and len(self.f1) > 1:
+            own, other = self.f1, beside.f1
+            interval = _interval(len(own), lambda at: own[at].mean() - other[at].mean())
+        return {"f1": (float(self.f1.mean()), interval)}
+
+
+@dataclass(frozen=True)
 class Ranked:
     """Scores of examples, judged by their order.
 

@@ -9,13 +9,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from greenformers.compress.answers import Answers, Classified, Embedded, Predicted, Ranked, Score, Several, Words
+from greenformers.compress.answers import (
+    Answered,
+    Answers,
+    Classified,
+    Embedded,
+    Predicted,
+    Ranked,
+    Score,
+    Several,
+    Words,
+)
 from greenformers.compress.writing import check_writing, written
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
 from greenformers.data._rows import IGNORED, Batches, Rows
 from greenformers.data._texts import Texts, batches, check_block, padded
+from greenformers.measure.answer_spans import answer_f1, answer_span
 from greenformers.measure.quality import evaluating
 
 SIZE = 32  # examples in a batch
@@ -26,10 +37,10 @@ def judge(models: Mapping[str, PreTrainedModel], examples: Examples, reader: Rea
 
     Pairs with scores judge an encoder of texts (Spearman's correlation of cosines), labelled examples a classifier
     (accuracy, or Spearman's correlation of its scores where it gives no classes), tagged words one of tokens (F1 of
-    entities, or accuracy where tags are none of entities), plain text a language model
-    (perplexity), sources and targets an encoder-decoder (perplexity of the target, and BLEU or the word error rate of
-    the texts it writes), recordings a CTC model (word error rate). Encoders have the mean cosine between their
-    embeddings and those of the dense model, too, if they are as wide.
+    entities, or accuracy where tags are none of entities), answers one that finds them (F1 of words), plain text a
+    language model (perplexity), sources and targets an encoder-decoder (perplexity of the target, and BLEU or the word
+    error rate of the texts it writes), recordings a CTC model (word error rate). Encoders have the mean cosine between
+    their embeddings and those of the dense model, too, if they are as wide.
 
     Raises:
         ValueError: The examples cannot judge this kind of model.
@@ -58,6 +69,9 @@ def answers(model: PreTrainedModel, examples: Examples, reader: Reader) -> Answe
     if reader.task == "tagger":
         assert isinstance(examples, Texts)
         return _tagged(model, examples, reader)
+    if reader.task == "answerer":
+        assert isinstance(examples, Texts)
+        return _answered(model, examples, reader)
     if reader.task == "seq2seq":
         return Several([_targets(model, reader.rows(examples), reader), written(model, examples, reader)])
     if reader.task == "ctc":
@@ -82,19 +96,23 @@ def check_examples(model: PreTrainedModel, examples: Examples, reader: Reader) -
             raise ValueError(f"{examples.name}: a classifier is judged by examples in folders of their classes")
         return
     task = reader.task
-    if task == "encoder" and examples.labels is not None and not (examples.paired and examples.graded):
+    if task == "encoder" and examples.labels is not None and not (examples.paired and examples.label_kind == "score"):
         raise ValueError(f"{examples.name}: an encoder is judged by plain text or by pairs with scores, not by classes")
     if (task == "encoder" or reader.scores) and examples.labels is not None and len(set(examples.labels)) < 2:
         raise ValueError(f"{examples.name}: texts judge a {type(model).__name__} where their scores differ")
     if task == "classifier":
         _check_classes(model, examples, reader)
+    if task == "answerer" and (examples.labels is None or examples.label_kind != "answers"):
+        raise ValueError(
+            f"{examples.name}: a {type(model).__name__} is judged by the columns question, context and answers"
+        )
     if task == "tagger":
-        if not examples.tagged:
+        if examples.labels is None or examples.label_kind != "tags":
             raise ValueError(
                 f"{examples.name}: a {type(model).__name__} is judged by words and their tags, a file .conll or the "
                 "columns tokens and tags"
             )
-        _check_range(examples.name, max(tag for tags in examples.labels or () for tag in tags), model)
+        _check_range(examples.name, max(tag for tags in examples.labels for tag in tags), model)
     if task in ("causal_lm", "masked_lm") and examples.labels is not None:
         raise ValueError(f"{examples.name}: a language model is judged by plain text, not by a table")
     if task == "causal_lm" and reader.tokenizer is not None:
@@ -106,7 +124,7 @@ def _check_classes(model: PreTrainedModel, texts: Texts, reader: Reader) -> None
     columns = "sentence and label, or of a pair such as sentence1 and sentence2, and label"
     if reader.scores:
         columns += " or score"
-    if texts.labels is None or (texts.graded and not reader.scores):
+    if texts.labels is None or (texts.label_kind == "score" and not reader.scores):
         raise ValueError(f"{texts.name}: a {type(model).__name__} is judged by a table with the columns {columns}")
     if not reader.scores:
         _check_range(texts.name, max(texts.labels), model)
@@ -155,7 +173,7 @@ def embedded(model: PreTrainedModel, examples: Examples, reader: Reader) -> Embe
 
 def as_ranked_by(model: PreTrainedModel, pairs: Texts, reader: Reader) -> Texts:
     """The same pairs with a model's own similarities as their scores: what agrees with these ranks them as it does."""
-    return replace(pairs, labels=embedded(model, pairs, reader).cosines.tolist(), graded=True)
+    return replace(pairs, labels=embedded(model, pairs, reader).cosines.tolist(), label_kind="score")
 
 
 def _numbered(rows: Rows, reader: Reader) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -194,6 +212,25 @@ def _tagged(model: PreTrainedModel, texts: Texts, reader: Reader) -> Words:
         [[names.get(tag, str(tag)) for tag in row] for row in texts.labels or ()],
         list(reader.classes),
     )  # fmt: skip
+
+
+@torch.inference_mode()
+def _answered(model: PreTrainedModel, texts: Texts, reader: Reader) -> Answered:
+    """The answers that a model finds; none, where examples without one are there and it holds that for likelier."""
+    spans, found = list(reader.second_texts(texts)), [""] * len(texts)
+    may_lack = not all(texts.labels or ())
+    with evaluating(model):
+        for places, batch in _numbered(reader.rows(texts), reader):
+            out = model(**batch)
+            for place, start, end in zip(places, out.start_logits.float(), out.end_logits.float(), strict=True):
+                at = answer_span(start, end, [span is not None for span in spans[place]], may_lack=may_lack)
+                if at is not None:
+                    first, last = (spans[place][token] for token in at)
+                    assert first is not None
+                    assert last is not None
+                    found[place] = texts.segments[place][1][first[0] : last[1]]
+    pairs = zip(found, texts.labels or (), strict=True)
+    return Answered(np.array([answer_f1(answer, right) for answer, right in pairs]))
 
 
 @torch.inference_mode()

@@ -81,8 +81,9 @@ def apart(parts: Mapping[str, Examples], reader: Reader) -> tuple[dict[str, Exam
     """The parts without those texts to learn from that stand among texts to judge by; and how many these are.
 
     A student that has learned what its teacher says to a text is judged better by that text than by others. Files may
-    have a line twice, or a sentence in several pairs, and splits of a data set may overlap. Of a classifier a pair is
-    one text: others with one of its two say little about it, and of a premise or question there are many.
+    have a line twice, or a sentence in several pairs, and splits of a data set may overlap. Of a model that reads both
+    texts of a pair at once the pair is one text: others with one of its two say little about it, and of a premise,
+    question or context there are many.
 
     Args:
         parts: The parts.
@@ -94,7 +95,7 @@ def apart(parts: Mapping[str, Examples], reader: Reader) -> tuple[dict[str, Exam
     training, judging = parts.get("training"), parts.get("judging")
     if not isinstance(training, Texts) or not isinstance(judging, Texts):
         return dict(parts), 0
-    if reader.task == "classifier":
+    if reader.task in ("classifier", "answerer"):
         pairs = set(judging.segments)
         places = [place for place, texts in enumerate(training.segments) if texts not in pairs]
     else:

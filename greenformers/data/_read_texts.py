@@ -14,7 +14,7 @@ from typing import Any, cast
 from greenformers.data._hub import streamed
 from greenformers.data._labels import score_reader
 from greenformers.data._text_files import Row, Rows, Stream, drawn, hub_name, in_folder, of_file
-from greenformers.data._texts import Texts
+from greenformers.data._texts import LabelKind, Texts
 
 NO_NAMES: Mapping[str, int] = MappingProxyType({})
 """Classes of which numbers alone are known."""
@@ -57,7 +57,7 @@ class _Columns:
     segments: tuple[str, ...]
     label: str | None = None
     translated: bool = False
-    tagged: bool = False
+    label_kind: LabelKind = "class"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,12 +72,17 @@ PAIRS = (
 )  # fmt: skip
 """Columns of pairs of texts, in the order in which a model reads the two."""
 
+ASKED = ("question", "context")
+"""Columns of a question and of the text that tells its answer."""
+
 TAGS = ("ner_tags", "tags", "labels")
 
 COLUMNS = (
     _Columns(("source", "target"), translated=True),
-    *(_Columns(("tokens",), tags, tagged=True) for tags in TAGS),
-    *(_Columns(pair, label) for label in ("score", "label") for pair in PAIRS),
+    *(_Columns(("tokens",), tags, label_kind="tags") for tags in TAGS),
+    *(_Columns(ASKED, answers, label_kind="answers") for answers in ("answers", "answer")),
+    *(_Columns(pair, "score", label_kind="score") for pair in PAIRS),
+    *(_Columns(pair, "label") for pair in PAIRS),
     _Columns(("sentence",), "label"),
     _Columns(("text",), "label"),
     PLAIN,
@@ -100,10 +105,10 @@ def read_texts(
 
     Columns are text alone; sentence or text, and label (a class, by its name or as a whole number); a pair of `PAIRS`,
     such as sentence1 and sentence2, with score (how alike they are, say), label or neither; tokens (words, a list) and
-    a list of their tags, ner_tags, tags or labels; or source and target (the texts that an encoder-decoder reads and
-    writes). Of more than `MOST` texts, or of more than `LARGEST` bytes, so many
-    are drawn, always the same; the name says so. All are as likely where their number decides, longer ones less so
-    where their bytes do.
+    a list of their tags, ner_tags, tags or labels; question, context and answers, as SQuAD has them, or one answer; or
+    source and target (the texts that an encoder-decoder reads and writes). Of more than `MOST` texts, or of more than
+    `LARGEST` bytes, so many are drawn, always the same; the name says so. All are as likely where their number decides,
+    longer ones less so where their bytes do.
 
     Args:
         path: The source.
@@ -201,12 +206,15 @@ def _read(
         rows, place, raw = held.pop()
         try:
             row = rows.read(raw)
-            texts = (_sentence(row),) if kind.tagged else tuple(_text(row, column) for column in kind.segments)
-            if (kind.label is None or kind.tagged) and not any(text.strip() for text in texts):
+            tokens = kind.segments == ("tokens",)
+            texts = (_sentence(row),) if tokens else tuple(_text(row, column) for column in kind.segments)
+            if (kind.label is None or tokens) and not any(text.strip() for text in texts):
                 continue
-            if kind.label is not None:
+            if kind.label is not None and kind.label_kind == "answers":
+                labels.append(_answers(_field(row, kind.label)))
+            elif kind.label is not None:
                 label = partial(_named, names=rows.names.get(kind.label, ()), classes=classes, read=read)
-                labels.append(_tags(row, kind.label, label) if kind.tagged else label(_field(row, kind.label)))
+                labels.append(_tags(row, kind.label, label) if tokens else label(_field(row, kind.label)))
         except ValueError as error:
             raise ValueError(f"{rows.name}, {rows.unit} {place}: {error}") from None
         segments.append(texts)
@@ -218,9 +226,8 @@ def _read(
             warnings.warn(f"{name}: {which} are read, as many as {LARGEST / 2**20:g} MiB hold", stacklevel=3)
         name = f"{name} ({which})"
     return Texts(
-        name, segments, None if kind.label is None else labels, graded=kind.label == "score",
-        translated=kind.translated, tagged=kind.tagged and kind.label is not None,
-    )  # fmt: skip
+        name, segments, None if kind.label is None else labels, label_kind=kind.label_kind, translated=kind.translated
+    )
 
 
 def _kind(rows: Rows, labelled: bool = True) -> _Columns:
@@ -233,7 +240,7 @@ def _kind(rows: Rows, labelled: bool = True) -> _Columns:
             f"neither: {pairs}"
         )
     if not labelled:
-        return replace(kind, label=None)
+        return replace(kind, label=None, label_kind="class")
     bare = kind.label is None and not kind.translated
     if bare and (near := [name for name in rows.columns if get_close_matches("label", [name.lower()])]):
         raise ValueError(f"{rows.name} has a column {near[0]}: classes must be in a column label, or in none")
@@ -274,6 +281,15 @@ def _tags(row: Row, column: str, read: Callable[[object], int | float]) -> list[
     if not isinstance(values, list) or len(values) != len(cast(list[str], row["tokens"])):
         raise ValueError(f"the {column} must be a list, a tag for each of the tokens")
     return [int(read(value)) for value in values]
+
+
+def _answers(value: object) -> list[str]:
+    """The answers of a row as SQuAD has them, {"text": [...]}, as a list, or one; none where there is no answer."""
+    answers = value.get("text") if isinstance(value, Mapping) else value
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise ValueError('the answers must be a list of strings, or {"text": a list of strings}')
+    return [answer for answer in answers if answer.strip()]
 
 
 def _named(

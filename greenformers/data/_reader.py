@@ -74,8 +74,10 @@ class Reader:
             raise ValueError(f"a {name} writes texts about images, of which there are no examples here")
         given: Any = model.config
         decoder = given.model_type in DECODERS and given.model_type not in ENCODERS
-        if task == "tagger" and not getattr(tokenizer, "is_fast", False):
-            raise ValueError(f"a {name} needs a tokenizer that tells which word each token is of: one of tokenizers")
+        if task in ("tagger", "answerer") and not getattr(tokenizer, "is_fast", False):
+            raise ValueError(
+                f"a {name} needs a tokenizer that tells where in the text each token is: one of tokenizers"
+            )
         if task == "classifier" and kind == "text" and decoder and getattr(given, "pad_token_id", None) is None:
             raise ValueError(
                 f"a {name} reads the last token of each text that is not padding: set pad_token_id in its config.json"
@@ -110,8 +112,12 @@ class Reader:
                 )
             if self.task != "seq2seq" and examples.translated:
                 raise ValueError(f"{examples.name}: source and target are for encoder-decoders, this model is none")
-            if self.task != "tagger" and examples.tagged:
+            if self.task != "tagger" and examples.label_kind == "tags":
                 raise ValueError(f"{examples.name}: tags of words are for token classification, not for this model")
+            if self.task != "answerer" and examples.label_kind == "answers":
+                raise ValueError(f"{examples.name}: answers are for models of question answering, this one is none")
+            if self.task == "answerer" and not examples.paired:
+                raise ValueError(f"{examples.name}: question answering needs the columns question and context")
             return
         examples.check()
         if isinstance(examples, Sounds):
@@ -192,14 +198,14 @@ class Reader:
             rows = [(row, place) for place, row in enumerate(self._pairs(texts))]
         else:
             rows = [(_masked(torch.tensor(ids)), place) for place, ids in _ids(texts, tokenizer, limits) if ids]
-        if self.task == "tagger" or not classes or texts.labels is None:
+        if self.task in ("tagger", "answerer") or not classes or texts.labels is None:
             return [row for row, _ in rows]
         number = float if self.scores else int
         return [{**row, "labels": torch.tensor(number(texts.labels[place]))} for row, place in rows]
 
     def _reads_pairs(self, texts: Texts) -> bool:
         """Whether the two texts of an example are one input: a classifier reads both, an encoder each by itself."""
-        return self.task == "classifier" and texts.paired
+        return self.task in ("classifier", "answerer") and texts.paired
 
     def first_words(self, texts: Texts) -> Iterator[torch.Tensor]:
         """Yield for each token of a sentence the number of the word that it is the first token of, else -1.
@@ -212,6 +218,17 @@ class Reader:
             lines = texts.lines[start : start + AT_ONCE]
             for line, spans in zip(lines, tokenizer(lines, **limits)["offset_mapping"], strict=True):
                 yield torch.tensor(first_tokens(line.split(" "), spans))
+
+    def second_texts(self, texts: Texts) -> Iterator[list[tuple[int, int] | None]]:
+        """Yield for each token of a pair the characters of the second text that it stands for, None for others."""
+        tokenizer: Any = self.tokenizer
+        limits = {"truncation": True, "max_length": self.length, "return_offsets_mapping": True, "verbose": False}
+        for first, second in texts.segments:
+            read = tokenizer(first, second, **limits)
+            yield [
+                span if side == 1 else None
+                for span, side in zip(read["offset_mapping"], read.sequence_ids(0), strict=True)
+            ]
 
     def _pairs(self, texts: Texts) -> Iterator[Row]:
         assert self.tokenizer is not None

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Task = Literal["causal_lm", "masked_lm", "classifier", "tagger", "encoder", "seq2seq", "ctc"]
+Task = Literal["causal_lm", "masked_lm", "classifier", "tagger", "answerer", "encoder", "seq2seq", "ctc"]
 Kind = Literal["text", "image", "sound"]
 
 KINDS: dict[str, Kind] = {
@@ -41,6 +41,8 @@ def task_of(model: PreTrainedModel) -> Task:
         return "classifier"
     if name.endswith("ForTokenClassification"):
         return "tagger"
+    if name.endswith("ForQuestionAnswering"):
+        return "answerer"
     if name.endswith("ForCTC"):
         return "ctc"
     if name.endswith("ForMaskedLM"):
@@ -52,8 +54,9 @@ def task_of(model: PreTrainedModel) -> Task:
     if name.endswith("Model") and not pairs:
         return "encoder"
     raise ValueError(
-        "encoders, classifiers, taggers of words, masked and causal language models, encoder-decoders with a language "
-        f"model's head and CTC models can be calibrated, healed and judged by examples; a {name} is none of them"
+        "encoders, classifiers, taggers of words, models of question answering, masked and causal language models, "
+        "encoder-decoders with a language model's head and CTC models can be calibrated, healed and judged by "
+        f"examples; a {name} is none of them"
     )
 
 

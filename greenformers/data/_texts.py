@@ -3,13 +3,15 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from greenformers.data._tasks import Task
+
+LabelKind = Literal["class", "score", "tags", "answers"]
 
 
 @dataclass(frozen=True)
@@ -19,17 +21,17 @@ class Texts:
     Attributes:
         name: Name of the source.
         segments: The text of each example, or its two texts.
-        labels: Label of each example, where the source has labels: a number, or a list of the tags of its words.
-        graded: Whether the labels are scores, and no classes.
-        tagged: Whether the labels are tags of words, between which there is one space.
+        labels: Label of each example, where the source has labels: a number; or a list, of the tags of its words or of
+            answers, none where the text tells none.
+        label_kind: What the labels are: classes, scores, tags of words between which there is one space, or answers to
+            the question that is the first text, of which the second one tells the answer.
         translated: Whether the second text of an example is the target of an encoder-decoder.
     """
 
     name: str
     segments: list[tuple[str, ...]]
     labels: list[Any] | None = None
-    graded: bool = False
-    tagged: bool = False
+    label_kind: LabelKind = "class"
     translated: bool = False
 
     def __len__(self) -> int:

@@ -135,11 +135,11 @@ def _parts(
 ) -> dict[str, Examples]:
     """Texts that calibrate, where that is needed, and texts that judge.
 
-    Texts without classes or tags calibrate a classifier or a tagger, and nothing can judge it.
+    Texts without classes, tags or answers calibrate what tells such, and nothing can judge it.
     """
     needed = ["calibration"] if calibrates(model, formats) else []
     if (
-        rows.task in ("classifier", "tagger")
+        rows.task in ("classifier", "tagger", "answerer")
         and loss is None
         and needed
         and isinstance(examples, Texts)

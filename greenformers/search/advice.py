@@ -222,7 +222,7 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
         return min(most, 512)
-    if task_of(model) == "classifier" and texts.paired:
+    if task_of(model) in ("classifier", "answerer") and texts.paired:
         first, second = zip(*texts.segments, strict=True)
         lengths = [len(row["input_ids"]) for row in encoded_pairs(tokenizer, first, second, most)]
     else:

@@ -337,7 +337,7 @@ class Lab:
         assert isinstance(own, Embedded | Ranked)
         judged = own.by_itself()
         assert judged.scored is not None
-        return replace(self.examples, labels=judged.scored.tolist(), graded=True), judged
+        return replace(self.examples, labels=judged.scored.tolist(), label_kind="score"), judged
 
     def _ready(self, model: PreTrainedModel, name: str) -> Ready:
         if self.runtime == TORCH:

@@ -26,7 +26,7 @@ def check_pairs(examples: Texts) -> None:
     Raises:
         ValueError: They are not.
     """
-    if not examples.graded or not examples.paired:
+    if examples.label_kind != "score" or not examples.paired:
         raise ValueError(
             f"{examples.name}: encoders are judged by a table with the columns sentence1, sentence2 and score"
         )

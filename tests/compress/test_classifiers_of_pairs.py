@@ -82,7 +82,7 @@ def test_scores_of_pairs_are_judged_by_their_order() -> None:
     other = classifier(1)
     with torch.no_grad():
         other.classifier.weight.add_(0.1 * torch.randn_like(other.classifier.weight))
-    scores = judge({"own": model, "other": other}, Texts("pairs", segments(), labels, graded=True), reader)
+    scores = judge({"own": model, "other": other}, Texts("pairs", segments(), labels, label_kind="score"), reader)
     for name, network_ in (("own", model), ("other", other)):
         expected = spearmanr(logits(network_, segments()).flatten(), labels)[0]
         assert scores[name]["spearman"][0] == pytest.approx(100 * expected, abs=1e-6)
@@ -159,7 +159,7 @@ def test_labels_that_judge_no_such_model(tmp_path: Path) -> None:
     model = classifier()
     reader = Reader.of(model, tokenizer(), 40)
     with pytest.raises(ValueError, match=r"sts: a BertForSequenceClassification is judged by a table with the columns"):
-        judge({"own": model}, Texts("sts", segments(), [0.5, 1.0] * 24, graded=True), reader)
+        judge({"own": model}, Texts("sts", segments(), [0.5, 1.0] * 24, label_kind="score"), reader)
     with pytest.raises(ValueError, match=r"nli: labels must be in 0..1, the classes of the model; got 2"):
         judge({"own": model}, Texts("nli", segments(), [0.0, 2.0] * 24), reader)
     scorer = classifier(1)
@@ -172,13 +172,13 @@ def test_labels_that_judge_no_such_model(tmp_path: Path) -> None:
 
 def test_columns_of_pairs(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
-    for columns, labels, graded in [
-        ("premise\thypothesis\tlabel", [1], False), ("question\tsentence\tlabel", [1], False),
-        ("query\tpassage\tscore", [1.0], True), ("question1\tquestion2\tid", None, False),
+    for columns, labels, kind in [
+        ("premise\thypothesis\tlabel", [1], "class"), ("question\tsentence\tlabel", [1], "class"),
+        ("query\tpassage\tscore", [1.0], "score"), ("question1\tquestion2\tid", None, "class"),
     ]:  # fmt: skip
         path.write_text(f"{columns}\none\ttwo\t1\n")
         texts, _ = read_texts(path)
-        assert (texts.segments, texts.labels, texts.graded) == ([("one", "two")], labels, graded)
+        assert (texts.segments, texts.labels, texts.label_kind) == ([("one", "two")], labels, kind)
         assert read_texts(path, labelled=False)[0].labels is None
     path.write_text("premise\thypothesis\tlabels\none\ttwo\t1\n")
     with pytest.raises(ValueError, match=r"a\.tsv has a column labels: classes must be in a column label, or in none"):

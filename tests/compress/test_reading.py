@@ -27,7 +27,7 @@ def test_a_decoder_that_classifies_needs_a_token_for_padding() -> None:
 
 def test_no_text_that_judges_is_learned_from() -> None:
     training = Texts("corpus.txt", [("a",), ("b",), ("c",), ("d",)])
-    pairs = Texts("pairs.tsv", [("a", "e"), ("f", "c")], [1.0, 2.0], graded=True)
+    pairs = Texts("pairs.tsv", [("a", "e"), ("f", "c")], [1.0, 2.0], label_kind="score")
     reader = Reader.of(network("bert"), tokenizer("bert"), 16)
     parts, gone = apart({"training": training, "judging": pairs}, reader)
     assert parts["training"] == Texts("corpus.txt", [("b",), ("d",)])

@@ -69,7 +69,7 @@ def test_entities_are_judged_as_the_model_tags_words(tmp_path: Path) -> None:
     right = some(lines)
     reader = Reader.of(model, tokenizer("bert"), 40)
     texts, _ = read_texts(conll(tmp_path / "a.conll", right, lines), classes=reader.classes)
-    assert (texts.lines, texts.tagged) == (lines, True)
+    assert (texts.lines, texts.label_kind) == (lines, "tags")
     scores = judge({"own": model, "same": model}, texts, reader)
     assert scores["own"]["f1"][0] == pytest.approx(entity_scores([told(model, line) for line in lines], right)["f1"])
     assert scores["same"]["f1"][1] == [0, 0]
@@ -87,7 +87,7 @@ def test_tags_of_other_kinds_are_judged_word_by_word() -> None:
     right = [[len(word) % 3 for word in line.split()] for line in lines]
     score = judge(
         {"own": model},
-        Texts("pos", [(line,) for line in lines], right, tagged=True),
+        Texts("pos", [(line,) for line in lines], right, label_kind="tags"),
         Reader.of(model, tokenizer("bert"), 40),
     )
     same = [
@@ -177,7 +177,7 @@ def test_a_tagger_from_a_file_to_smaller_ones(
     tagged, _ = read_texts(texts, labelled=False)
     assert len(reader.rows(tagged)) == 60
     with pytest.raises(ValueError, match="tags of words are for token classification, not for this model"):
-        reader.check(replace(tagged, tagged=True))
+        reader.check(replace(tagged, labels=[], label_kind="tags"))
 
 
 def test_in_python_a_tagger_learns_from_plain_texts() -> None:

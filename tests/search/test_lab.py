@@ -48,7 +48,7 @@ def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: P
     segments = list(zip(sentences(24), sentences(24, 1), strict=True))
     noise = np.random.default_rng(0).normal(size=24)
     own = cosines(model, Texts("pairs", segments))
-    scores = Texts("pairs", segments, labels=(own + own.std() * noise).tolist(), graded=True)
+    scores = Texts("pairs", segments, labels=(own + own.std() * noise).tolist(), label_kind="score")
     reader = Reader.of(model, tokenizer("bert"), 16)
     lab = Lab(model, reader, scores, Given(), tmp_path, faster=lambda *_: 2.0)
     assert lab.own_quality == ("spearman", pytest.approx(judge({"own": model}, scores, reader)["own"]["spearman"][0]))
@@ -63,7 +63,7 @@ def test_pairs_judge_by_their_order_and_scores_only_whether_they_can(tmp_path: P
     assert trial.interval is not None
     assert 0 < trial.interval[0] < trial.lost < trial.interval[1] < 1
     assert Trial.of(json.loads(json.dumps(asdict(trial)))) == trial
-    turned = Texts("pairs", segments, labels=(-own).tolist(), graded=True)
+    turned = Texts("pairs", segments, labels=(-own).tolist(), label_kind="score")
     with pytest.raises(ValueError, match=r"pairs cannot judge changes: the model as it is has a spearman of -100 on"):
         Lab(model, reader, turned, Given(), tmp_path).own_quality  # noqa: B018
 

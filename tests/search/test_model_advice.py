@@ -325,7 +325,9 @@ def test_a_model_that_no_change_fits(monkeypatch: Patch) -> None:
 
 def test_a_model_that_does_no_good_has_no_quality_to_keep(monkeypatch: Patch) -> None:
     monkeypatch.setattr(answers, "spearman", lambda *_: -0.2)
-    texts = Texts("t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)], graded=True)
+    texts = Texts(
+        "t.tsv", [(line, line) for line in sentences(8)], [float(place) for place in range(8)], label_kind="score"
+    )
     with pytest.raises(
         ValueError, match=r"^t.tsv cannot judge changes: the model as it is has a spearman of -20 on it$"
     ):
