@@ -14,7 +14,7 @@ depend on later positions.
 
 import math
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from greenformers.attention._aligned import finite, length_of, text_of
 from greenformers.attention._by_cluster import of_one_cluster
 from greenformers.attention._cluster_choice import choose_positions, nearest_centroids
 from greenformers.attention._contract import Attention, Shape, accurate, check_fit, drawn_by, exact
+from greenformers.attention._followed import Followed, add_followed, distance, share_of_each
 from greenformers.attention._hashed import attend, kept_as_both, together
 from greenformers.attention._meetings import check_numbers, in_the_past
 from greenformers.attention._parts import Parts
@@ -209,7 +210,8 @@ class Routing(Attention):
         choice: Int[Tensor, "B H n"] | None = None,
     ) -> tuple[Float[Tensor, "B H N D"], Float[Tensor, ""]]:
         out, followed = self._out(q, k, v, key_mask, query_mask, choice)
-        return out, self.commitment * sum(map(self._commitment, followed), out.new_zeros((), dtype=accurate(out)))
+        distances = [distance(some, self.centroids) for some in followed]
+        return out, self.commitment * sum(distances, out.new_zeros((), dtype=accurate(out)))
 
     @torch.no_grad()
     def choose(  # noqa: D102
@@ -235,7 +237,7 @@ class Routing(Attention):
 
     def _out(
         self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, query_mask: Tensor | None, choice: Tensor | None
-    ) -> tuple[Tensor, list["_Followed"]]:
+    ) -> tuple[Tensor, list[Followed]]:
         """The output, and the vectors that centroids follow; in training they are added to the sums of the step."""
         self._check(q, k, v, key_mask, query_mask)
         if self.shape.causal:
@@ -245,11 +247,11 @@ class Routing(Attention):
             choice = self._nearest(x) if choice is None else choice
             out, followed = (
                 self._past(x, v, keep, N, choice),
-                [_Followed(x, keep, choice, slice(None), _share(x, keep))],
+                [Followed(x, keep, choice, slice(None), share_of_each(x, keep))],
             )
         else:
             query_mask = key_mask if query_mask is None else query_mask
-            shares = [_share(q, query_mask) / 2, _share(k, key_mask) / 2]
+            shares = [share_of_each(q, query_mask) / 2, share_of_each(k, key_mask) / 2]
             parts, outputs, followed = Parts.of(q), [], []
             for *part, heads in zip(
                 *map(parts.of_heads, (q, k, v)), *map(parts.of_sequences, (query_mask, key_mask)),
@@ -257,11 +259,11 @@ class Routing(Attention):
             ):  # fmt: skip
                 output, vectors = self._of_some(*part, heads)  # type: ignore[call-arg]
                 outputs.append(output)
-                followed += [_Followed(*of, heads, share) for of, share in zip(vectors, shares, strict=True)]
+                followed += [Followed(*of, heads, share) for of, share in zip(vectors, shares, strict=True)]
             out = parts.joined(outputs)
         if self.training:
             for some in followed:
-                self._gather(some)
+                add_followed(some, self.sums, self.counts, self.centroids)
         return out, followed
 
     def _of_some(
@@ -374,56 +376,6 @@ class Routing(Attention):
                 None if there is None else there.flatten(0, 2), dropout,
             )  # fmt: skip
         return total.div(times.clamp_(min=1)[:, None]).view(q.shape)
-
-    @torch.no_grad()
-    def _gather(self, some: "_Followed") -> None:
-        """Add the vectors nearest to each centroid to the sums of the step."""
-        x, mask, nearest, heads, _ = some
-        nearest = nearest_centroids(x, self.centroids[heads]) if nearest is None else nearest
-        number, width = x.shape[1], x.shape[3]
-        # Padding is added to a row of its own, which is dropped.
-        if mask is not None:
-            nearest = nearest.masked_fill(~mask[:, None], self.clusters)
-        place = (nearest + torch.arange(number, device=x.device)[:, None] * (self.clusters + 1)).flatten()
-        sums = self.sums.new_zeros(number * (self.clusters + 1), width)
-        sums.index_add_(0, place, x.reshape(-1, width).to(sums.dtype))
-        counts = self.counts.new_zeros(len(sums)).index_add_(0, place, torch.ones_like(place, dtype=sums.dtype))
-        self.sums[heads] += sums.view(number, -1, width)[:, :-1]
-        self.counts[heads] += counts.view(number, -1)[:, :-1]
-
-    def _commitment(self, some: "_Followed") -> Tensor:
-        """The share of some vectors in the mean squared distance to the nearest centroids."""
-        x, mask, nearest, heads, share = some
-        centroids = self.centroids[heads].to(x.dtype)
-        nearest = nearest_centroids(x, centroids) if nearest is None else nearest
-        own = centroids[torch.arange(x.shape[1], device=x.device)[:, None], nearest]
-        far = exact(x - own).square().mean(-1)
-        return (far if mask is None else far * mask[:, None]).sum() * share
-
-
-class _Followed(NamedTuple):
-    """Vectors that centroids follow.
-
-    Attributes:
-        x: Normalised queries or keys (b, h, N, D).
-        mask: Which of them are kept (b, N).
-        nearest: The nearest centroid of each (b, h, N), where it is known.
-        heads: Which heads they are of.
-        share: The share of each vector in the loss.
-    """
-
-    x: Tensor
-    mask: Tensor | None
-    nearest: Tensor | None
-    heads: slice
-    share: Tensor | float
-
-
-def _share(x: Float[Tensor, "B H N D"], mask: Tensor | None) -> Tensor | float:
-    """One by the number of kept vectors."""
-    if mask is None:
-        return 1 / max(1, x.shape[0] * x.shape[1] * x.shape[2])
-    return 1 / (x.shape[1] * mask.sum().clamp(min=1))
 
 
 def _normal(x: Tensor) -> Tensor:
