@@ -1,6 +1,7 @@
 """Every script of benchmarks/ has the arguments of the harness, and no parser of its own."""
 
 import ast
+import json
 import math
 import re
 import shlex
@@ -25,7 +26,8 @@ CALLS = {call for path in TEXTS for call in re.findall(COMMAND, path.read_text()
 CALLS |= {
     call
     for path in (ROOT / "results").glob("*.jsonl")
-    for call in re.findall(r'"command": "(?:python )?benchmarks/(\w+)\.py([^"]*)"', path.read_text())
+    for said in re.findall(r'"command": ("(?:[^"\\]|\\.)*")', path.read_text())
+    for call in re.findall(r"^(?:python )?benchmarks/(\w+)\.py(.*)", json.loads(said))
 }
 
 
