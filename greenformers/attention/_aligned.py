@@ -35,6 +35,11 @@ def in_one_piece(x: Tensor) -> bool:
     return is_traced(x) and not is_counted(x) and not is_compiled()
 
 
+def in_parts(x: Tensor) -> bool:
+    """Whether work on a tensor is done part by part, so that a cache holds each: on a CPU, where nothing is traced."""
+    return x.device.type == "cpu" and (not is_traced(x) or is_counted(x))
+
+
 def text_of(key_mask: Tensor | None, query_mask: Tensor | None, *, cross: bool = False) -> Bool[Tensor, "B M"] | None:
     """Mask of the positions kept as keys or, where queries are the same positions, as queries. None: all are kept."""
     if cross or key_mask is None or query_mask is None or key_mask.shape != query_mask.shape:

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from greenformers.attention._aligned import is_counted, is_traced
+from greenformers.attention._aligned import in_parts
+from greenformers.attention._workspace import Workspace
 
 PRODUCTS = 2**20
 """Products that are computed at a time, which fit a cache of 4 MiB."""
@@ -49,7 +50,7 @@ def choose_positions(
     B, H, N, _ = x.shape
     clusters = centroids.shape[1]
     centroids = centroids.to(x.dtype)
-    if x.device.type != "cpu" or (is_traced(x) and not is_counted(x)):
+    if not in_parts(x):
         products = centroids @ x.mT  # (B, H, c, N)
         own = products.max(2).indices if nearest else None
         return _largest(_kept(products, mask), window, in_order), own
@@ -57,15 +58,15 @@ def choose_positions(
     own = torch.empty(B, H, N, dtype=torch.long) if nearest else None
     rows = max(1, PRODUCTS // max(N, 1))
     heads, some = min(H, max(1, rows // clusters)), min(rows, clusters)
-    into = _Buffers(x, heads * some * N)
+    room = Workspace(x, x.dtype)
     for b in range(B):
         for head in range(0, H, heads):
             group, top = slice(head, head + heads), None
             for first in range(0, clusters, some):
                 part = slice(first, first + some)
-                products = into.product(centroids[group, part], x[b, group])  # (h, s, N)
+                products = _products(centroids[group, part], x[b, group], room)  # (h, s, N)
                 if own is not None:
-                    top = _nearer(own[b, group], top, products, first, into)
+                    top = _nearer(own[b, group], top, products, first, room)
                 places[b, group, part] = _largest(_kept(products, mask if mask is None else mask[b]), window, in_order)
     return places, own
 
@@ -76,48 +77,33 @@ def nearest_centroids(x: Float[Tensor, "B H N D"], centroids: Float[Tensor, "H c
     B, H, N, _ = x.shape
     clusters = centroids.shape[1]
     centroids = centroids.to(x.dtype)
-    if x.device.type != "cpu" or (is_traced(x) and not is_counted(x)):
+    if not in_parts(x):
         return (centroids @ x.mT).max(2).indices
     own = torch.empty(B, H, N, dtype=torch.long)
     positions = min(N, max(1, PRODUCTS // clusters))
     heads = min(H, max(1, PRODUCTS // clusters // max(N, 1)))
-    into = _Buffers(x, heads * clusters * positions)
+    room = Workspace(x, x.dtype)
     for b in range(B):
         for head in range(0, H, heads):
             group = slice(head, head + heads)
             for first in range(0, N, positions):
                 part = slice(first, first + positions)
-                _nearer(own[b, group, part], None, into.product(centroids[group], x[b, group, part]), 0, into)
+                _nearer(own[b, group, part], None, _products(centroids[group], x[b, group, part], room), 0, room)
     return own
 
 
-class _Buffers:
-    """Memory for products and for what is made of them: new tensors of their size would be fresh memory each time.
-
-    Args:
-        x: A tensor of the type of the products.
-        size: Largest number of products.
-    """
-
-    def __init__(self, x: Tensor, size: int) -> None:
-        self.products, self.others = x.new_empty(size), x.new_empty(size)
-
-    def product(self, centroids: Float[Tensor, "h s D"], x: Float[Tensor, "h N D"]) -> Float[Tensor, "h s N"]:
-        """The products of centroids and vectors, until the next call."""
-        shape = (*centroids.shape[:2], x.shape[1])
-        return torch.bmm(centroids, x.mT, out=self.products[: math.prod(shape)].view(shape))
-
-    def minus(self, a: Float[Tensor, "h s N"], b: Float[Tensor, "h 1 N"]) -> Float[Tensor, "h s N"]:
-        """A - b, until the next call."""
-        return torch.sub(a, b, out=self.others[: a.numel()].view(a.shape))
+def _products(centroids: Float[Tensor, "h s D"], x: Float[Tensor, "h N D"], room: Workspace) -> Float[Tensor, "h s N"]:
+    """The products of centroids and vectors, until the next call."""
+    out: Tensor = torch.bmm(centroids, x.mT, out=room("products", *centroids.shape[:2], x.shape[1]))
+    return out
 
 
 def _nearer(
-    own: Int[Tensor, "h N"], top: Tensor | None, products: Float[Tensor, "h s N"], first: int, into: _Buffers
+    own: Int[Tensor, "h N"], top: Tensor | None, products: Float[Tensor, "h s N"], first: int, room: Workspace
 ) -> Tensor:
     """Write the numbers of the centroids with the largest product so far, and return these products."""
     wide = products.dtype in (torch.float32, torch.float64)
-    most, at = _first_of_largest(products, into) if wide and products.numel() >= MANY else products.max(1)
+    most, at = _first_of_largest(products, room) if wide and products.numel() >= MANY else products.max(1)
     if top is None:
         own.copy_(at)
         return most
@@ -126,13 +112,13 @@ def _nearer(
 
 
 def _first_of_largest(
-    products: Float[Tensor, "h s N"], into: _Buffers
+    products: Float[Tensor, "h s N"], room: Workspace
 ) -> tuple[Float[Tensor, "h N"], Int[Tensor, "h N"]]:
     """The largest over dimension 1 and the first place that has it, as `max(1)`, which torch does not vectorise."""
     most, count = products.amax(1), products.shape[1]
     # 0 at the largest, far below elsewhere: of those at 0 the first has the largest number counted from behind.
     behind = torch.arange(count, 0, -1, dtype=products.dtype)[:, None]
-    at = count - into.minus(products, most[:, None]).mul_(FAR).add_(behind).amax(1)
+    at = count - torch.sub(products, most[:, None], out=room("apart", *products.shape)).mul_(FAR).add_(behind).amax(1)
     return most, at.long().clamp_(0, count - 1)  # of what is no number there is no largest
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from greenformers.attention._aligned import is_counted, is_traced
+from greenformers.attention._aligned import in_parts
 
 NUMBERS = 2**20
 """Numbers of queries, and as many of keys and of values, that are worked on at a time."""
@@ -34,7 +34,7 @@ class Parts:
     def of(cls, x: Float[Tensor, "B H N D"]) -> Self:
         """Parts of about `NUMBERS` numbers each; a single one where work cannot be divided or this brings nothing."""
         B, H, N, D = x.shape
-        if x.device.type != "cpu" or (is_traced(x) and not is_counted(x)):
+        if not in_parts(x):
             return cls(B, H, max(B, 1), max(H, 1))
         several = max(1, NUMBERS // max(N * D, 1))
         return cls(B, H, max(1, several // H), min(H, several))

@@ -8,7 +8,6 @@ outputs of both are merged by their log-sum-exp.
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from greenformers.attention._base2 import LN2, exp2_
 from greenformers.attention._contract import accurate, exact, full_precision
 from greenformers.attention._tiles import SLICE, Group
+from greenformers.attention._workspace import Workspace
 
 
 class Plan(NamedTuple):
@@ -41,20 +41,6 @@ class Inputs(NamedTuple):
     labels: Tensor | None
     key_bias: Tensor | None
     extra_blocks: Tensor | None
-
-
-class _Workspace:
-    """Storage for scores, reused by every slice: new pages cost as much as a product on them."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like, self.tensors = like, {}  # type: tuple[Tensor, dict[str, Tensor]]
-
-    def __call__(self, name: str, *shape: int) -> Tensor:
-        """An uninitialised tensor of a name, which shares its storage with later ones of that name."""
-        count = prod(shape)
-        if name not in self.tensors or self.tensors[name].numel() < count:
-            self.tensors[name] = self.like.new_empty(count, dtype=accurate(self.like))
-        return self.tensors[name][:count].view(shape)
 
 
 def forward(x: Inputs, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -125,7 +111,7 @@ def parts(plan: Plan, sizes: Sequence[int], columns: int, gathered: int) -> Iter
 
 
 def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
-    workspace = _Workspace(x.q)
+    workspace = Workspace(x.q, accurate(x.q))
     columns = 0 if x.column_k is None else x.column_k.shape[2]
     gathered = 0 if x.extra_blocks is None else x.extra_blocks.shape[2]
     for count, part in enumerate(parts(plan, x.q.shape, columns, gathered)):
@@ -135,7 +121,7 @@ def _slices(x: Inputs, plan: Plan) -> Iterator["_Slice"]:
 class _Slice:
     """n tiles of b queries each, and their keys: those of the tile, the columns, and the extra blocks."""
 
-    def __init__(self, x: Inputs, plan: Plan, part: Part, seed: int, workspace: _Workspace) -> None:
+    def __init__(self, x: Inputs, plan: Plan, part: Part, seed: int, workspace: Workspace) -> None:
         self.x, self.plan, self.seed, self.workspace = x, plan, seed, workspace
         self.group, self.corner, self.axis, self.n, self.seen, _ = part
         # Scores are logarithms to the base 2.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from greenformers.changes import _losses as losses
+from greenformers.changes._outputs import logits_of, sequence, states, token_mask
 from greenformers.changes._recorded import Attended, noted
 from greenformers.changes._teacher_cache import TAUGHT
 from greenformers.data._pooling import pooling_of
-from greenformers.data._rows import IGNORED
 from greenformers.data._tasks import Task, task_of
 from greenformers.measure.quality import evaluating
 from greenformers.train.bf16 import AttentionInFloat32, Precision, products, widened
@@ -60,9 +60,6 @@ a small student does. With more layers states bring more: in 5 of 6, pruned, 150
 and 98.3 with similarities too; by vectors alone 200 steps brought nothing. MiniLM-L6 in 3 of 6 layers agrees on 1,000
 pairs, after 300 steps with a weight of similarities of 1, 3, 10 and 30, to 97.58, 97.56, 97.47 and 97.19 %; after 1,200
 steps with 3 and 10 to 98.34 and 98.27 %."""
-
-STATES = (("hidden_states", "encoder"), ("encoder_hidden_states", "encoder"), ("decoder_hidden_states", "decoder"))
-"""Outputs that hold the states after every layer, and the stack that each belongs to."""
 
 
 @dataclass(frozen=True)
@@ -364,40 +361,6 @@ class Student(nn.Module):
             )
         p, q = ((x / self.temperature).log_softmax(-1) for x in (teacher_logits, student_logits))
         return self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
-
-
-def logits_of(out: Any) -> Tensor | None:
-    """The logits of an output; those of the start and of the end of an answer beside each other (B, N, 2)."""
-    spans = [getattr(out, f"{end}_logits", None) for end in ("start", "end")]
-    if all(isinstance(x, Tensor) for x in spans):
-        return torch.stack(cast(list[Tensor], spans), -1)
-    return cast("Tensor | None", getattr(out, "logits", None))
-
-
-def states(out: Any) -> list[tuple[Sequence[Tensor], str]]:
-    """The states after every layer of each stack, and the name of the stack, "encoder" or "decoder"."""
-    held = [(getattr(out, name, None), stack) for name, stack in STATES]
-    return [(layers, stack) for layers, stack in held if layers]
-
-
-def token_mask(x: Tensor, batch: Mapping[str, Tensor], stack: str) -> Tensor | None:
-    """The positions of states (B, N, d) that are no padding, (B, N); None where no mask has this shape.
-
-    Images have no mask, and recordings of a batch are of one length.
-    """
-    if stack == "decoder":
-        labels = batch.get("labels")
-        mask = batch.get("decoder_attention_mask") if labels is None else labels != IGNORED
-        if mask is None and "decoder_input_ids" not in batch:  # the decoder of a classifier reads the same text
-            mask = batch.get("attention_mask")
-    else:
-        mask = batch.get("attention_mask")
-    return mask.bool() if mask is not None and mask.shape == x.shape[:2] else None
-
-
-def sequence(x: Tensor) -> Tensor:
-    """States as a sequence (B, N, d); those of an image are (B, d, H, W)."""
-    return x.flatten(2).mT if x.dim() == 4 else x
 
 
 def _typed(batch: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:

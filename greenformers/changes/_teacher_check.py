@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from greenformers.changes._distillation import Distillation, attending
-from greenformers.changes._student import Student, logits_of, states
+from greenformers.changes._outputs import logits_of, states
+from greenformers.changes._student import Student
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.objective import Batch

@@ -73,6 +73,6 @@ def split(
         ValueError: There are too few examples to be split.
     """
     # The limit counts texts, and an example may hold two.
-    size = len(examples.segments[0]) if isinstance(examples, Texts) and not examples.translated else 1
+    size = 2 if isinstance(examples, Texts) and examples.paired else 1
     places = parts_of(range(len(examples)), purposes, seed, max(1, limit // size))
     return {name: examples.at(chosen) for name, chosen in places.items()}

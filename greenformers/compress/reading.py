@@ -10,6 +10,7 @@ from greenformers.compress.job import FILES, Job
 from greenformers.compress.parts import MOST, split
 from greenformers.data._examples import Examples, read_examples
 from greenformers.data._reader import Reader
+from greenformers.data._tasks import OF_PAIRS
 from greenformers.data._texts import Texts
 
 
@@ -95,7 +96,7 @@ def apart(parts: Mapping[str, Examples], reader: Reader) -> tuple[dict[str, Exam
     training, judging = parts.get("training"), parts.get("judging")
     if not isinstance(training, Texts) or not isinstance(judging, Texts):
         return dict(parts), 0
-    if reader.task in ("classifier", "answerer"):
+    if reader.task in OF_PAIRS:
         pairs = set(judging.segments)
         places = [place for place, texts in enumerate(training.segments) if texts not in pairs]
     else:

@@ -15,7 +15,7 @@ from greenformers.data._corpus import Utterance
 from greenformers.data._examples import Examples, Files, Images, Sounds, opened
 from greenformers.data._pairs import encoded_pairs
 from greenformers.data._rows import Batches, Row, Rows
-from greenformers.data._tasks import Kind, Task, classes_of, kind_of_input, task_of, tells_types
+from greenformers.data._tasks import OF_PAIRS, Kind, Task, classes_of, kind_of_input, task_of, tells_types
 from greenformers.data._texts import Texts, batches
 from greenformers.data._words import first_tokens
 
@@ -205,7 +205,7 @@ class Reader:
 
     def _reads_pairs(self, texts: Texts) -> bool:
         """Whether the two texts of an example are one input: a classifier reads both, an encoder each by itself."""
-        return self.task in ("classifier", "answerer") and texts.paired
+        return self.task in OF_PAIRS and texts.paired
 
     def first_words(self, texts: Texts) -> Iterator[torch.Tensor]:
         """Yield for each token of a sentence the number of the word that it is the first token of, else -1.

@@ -8,6 +8,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 Task = Literal["causal_lm", "masked_lm", "classifier", "tagger", "answerer", "encoder", "seq2seq", "ctc"]
 Kind = Literal["text", "image", "sound"]
 
+OF_PAIRS: tuple[Task, ...] = ("classifier", "answerer")
+"""Tasks in which the two texts of a pair are one input."""
+
 KINDS: dict[str, Kind] = {
     "input_ids": "text",
     "pixel_values": "image",

@@ -23,7 +23,7 @@ from greenformers.data._examples import Examples, halves
 from greenformers.data._pairs import encoded_pairs
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
-from greenformers.data._tasks import task_of
+from greenformers.data._tasks import OF_PAIRS, task_of
 from greenformers.data._texts import Texts
 from greenformers.export.measure import QUALITIES
 from greenformers.measure.carbon import grid_intensity
@@ -222,7 +222,7 @@ def usual(texts: Texts, tokenizer: PreTrainedTokenizerBase, model: PreTrainedMod
     most = min(most, pooling_of(model).length or most)
     if task_of(model) == "causal_lm":
         return min(most, 512)
-    if task_of(model) in ("classifier", "answerer") and texts.paired:
+    if task_of(model) in OF_PAIRS and texts.paired:
         first, second = zip(*texts.segments, strict=True)
         lengths = [len(row["input_ids"]) for row in encoded_pairs(tokenizer, first, second, most)]
     else:

@@ -254,7 +254,7 @@ def _once(examples: Examples, reader: Reader) -> Examples:
 
 def _some(examples: Examples) -> Examples:
     """At most `CALIBRATION` of some examples, from all over; a pair of texts counts as two."""
-    size = len(examples.segments[0]) if isinstance(examples, Texts) and not examples.translated else 1
+    size = 2 if isinstance(examples, Texts) and examples.paired else 1
     most = max(1, CALIBRATION // size)
     step = max(1, len(examples) / most)
     return examples.at([int(step * place) for place in range(min(most, len(examples)))])
