@@ -105,7 +105,7 @@ class CachedNetwork(nn.Module):
         self.network, self.shapes = network, shapes
         places = [f"{layer}.{what}" for layer in range(len(shapes) // 2) for what in ("key", "value")]
         self.inputs = (*network.inputs, *(CACHED + place for place in places))
-        self.outputs = (network.output, *(f"present.{place}" for place in places))
+        self.outputs = (*network.outputs, *(f"present.{place}" for place in places))
         whole, new, old = ({0: "batch", at: name} for at, name in ((1, "total"), (1, "length"), (2, "past")))
         self.axes = (new, whole, *(old for _ in places))
 

@@ -57,7 +57,7 @@ def text(
         f"---\n{LIBRARY}\n{EXPORTED}\n---",
         f"# {name}, exported",
         f"Inputs are {', '.join(f'`{given}`' for given in network.inputs)}, int64 (batch, length) of any batch and "
-        f"{length}; the output is `{network.output}`. On padded batches of random tokens the files differed from the "
+        f"{length}; {of_outputs(network.outputs)}. On padded batches of random tokens the files differed from the "
         f"model by at most {max(checked.differences.values()):.1g} of the largest output.",
         *cache_of(checked, formats),
     ]
@@ -82,6 +82,12 @@ def text(
     variants = list(dict.fromkeys(record.variant for record in records))
     parts.append(table(variants, records, "The model in torch, and its files in their runtimes."))
     return "\n\n".join(parts) + "\n"
+
+
+def of_outputs(names: Sequence[str]) -> str:
+    """Words that name the outputs of a model."""
+    listed = " and ".join(f"`{name}`" for name in names)
+    return f"the output is {listed}" if len(names) == 1 else f"the outputs are {listed}"
 
 
 HEADINGS = {

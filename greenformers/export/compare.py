@@ -97,6 +97,7 @@ def _run(call: Call, name: str, batch: Batch) -> Tensor:
     size, length = batch[0].shape
     try:
         with torch.inference_mode():
-            return call(*batch)
+            outputs = call(*batch)
     except Exception as error:  # of a network, or of a runtime: whatever they raise
         raise ValueError(f"{name} cannot be run on a batch of {size} with {length} tokens: {line(error)}") from error
+    return outputs if isinstance(outputs, Tensor) else torch.stack(outputs, dim=-1)

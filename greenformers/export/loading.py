@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+from greenformers.data._tasks import task_of
 from greenformers.export.network import IDS, MASK, TYPES, Network
 from greenformers.export.write import CHECKPOINTS, FORMATS, PACKED
 
@@ -21,7 +22,7 @@ output = np.concatenate(written, axis=1)"""
 
 
 def loading(form: str, network: Network, tokenizer: PreTrainedTokenizerBase | None, *, cached: bool) -> str:
-    """Lines of Python that load the file of a format and run it on texts; their `output` is a tensor or an array.
+    """Lines of Python that load the file of a format and run it on texts; `output` is a tensor, an array, or a few.
 
     Args:
         form: Name of the format.
@@ -35,7 +36,7 @@ def loading(form: str, network: Network, tokenizer: PreTrainedTokenizerBase | No
     home = "greenformers" if kind.__module__.startswith("greenformers.") else "transformers"
     first += ["from transformers import AutoTokenizer"] if tokenizer is not None else []
     first += [f"from {home} import {kind.__name__}"] if form in CHECKPOINTS else []
-    tokens = _numbers(network.inputs) if tokenizer is None else _texts(tokenizer, left=network.generates)
+    tokens = _numbers(network.inputs) if tokenizer is None else _texts(tokenizer, network)
     rest = _of_decoder(form) if cached and form in DECODERS else _whole(form, network)
     return "\n".join([*first, "", f"tokens = {tokens}", rest])
 
@@ -46,11 +47,13 @@ def _libraries(form: str, tokenizer: PreTrainedTokenizerBase | None, cached: boo
     return ["numpy as np", library] if counts else [library]
 
 
-def _texts(tokenizer: PreTrainedTokenizerBase, *, left: bool) -> str:
+def _texts(tokenizer: PreTrainedTokenizerBase, network: Network) -> str:
     """Python for tokens of texts; those of a language model are padded on the left, so that they end together."""
-    side = ', padding_side="left"' if left else ""
+    side = ', padding_side="left"' if network.generates else ""
     several = tokenizer.pad_token is not None
     texts, padding = ('["a text", "and another one"]', ", padding=True") if several else ('["a text"]', "")
+    if task_of(network.model) == "answerer":
+        texts, padding = '["a question"], ["a text that tells the answer"]', ""
     return f'AutoTokenizer.from_pretrained("."{side})({texts}{padding}, return_tensors="np")'
 
 
@@ -63,14 +66,16 @@ def _numbers(inputs: Sequence[str]) -> str:
 def _whole(form: str, network: Network) -> str:
     names, kind = network.inputs, type(network.model).__name__
     in_torch = f"torch.from_numpy(tokens[name]) for name in {names}"
-    run = f"output = model(**{{name: {in_torch}}}).{network.output}"
+    run = f"output = model(**{{name: {in_torch}}})"
+    run += f".{network.outputs[0]}" if len(network.outputs) == 1 else ".to_tuple()"
+    several = "output" if len(network.outputs) > 1 else "(output,)"
     if network.generates:
         run = f"output = model.generate(**{{name: {in_torch}}}, max_new_tokens={CONTINUED})"
     return {
         "openvino": f'model = openvino.Core().compile_model("{FORMATS[form]}", "CPU")\n'
-        f"output = model({{name: tokens[name] for name in {names}}})[0]",
+        f"{several} = model({{name: tokens[name] for name in {names}}}).to_tuple()",
         "onnx": f'session = onnxruntime.InferenceSession("{FORMATS[form]}")\n'
-        f"(output,) = session.run(None, {{name: tokens[name] for name in {names}}})",
+        f"{several} = session.run(None, {{name: tokens[name] for name in {names}}})",
         "torch": f'model = {kind}.from_pretrained(".")\n{run}',
         PACKED: "# needs compressed-tensors; greenformers.load reads it too, and keeps its weights packed\n"
         f'model = {kind}.from_pretrained("{PACKED}")\n{run}',

@@ -27,7 +27,8 @@ OTHERS = (
 )  # fmt: skip
 """Inputs of networks that read more than texts, but run without them; `input_values` ours take in place of texts."""
 
-OUTPUTS = ("logits", "last_hidden_state")
+OUTPUTS = (("logits",), ("last_hidden_state",), ("embeddings",), ("start_logits", "end_logits"))
+"""Outputs that a network may have; the last two are of question answering."""
 
 CACHED = "past_key_values."
 """Start of the names of keys and values that a file takes: those of the tokens before."""
@@ -35,8 +36,11 @@ CACHED = "past_key_values."
 Batch = tuple[Tensor, ...]
 """Inputs (B, N), int64, in the order of `Network.inputs`: token ids, mask with 1 = keep, and token types if any."""
 
-Call = Callable[..., Tensor]
-"""A function of the tensors of a `Batch`, which gives the output of the model."""
+Outputs = Tensor | tuple[Tensor, ...]
+"""The output of a model, or all of them where it has several, in the order of `Network.outputs`."""
+
+Call = Callable[..., Outputs]
+"""A function of the tensors of a `Batch`, which gives the outputs of the model."""
 
 
 class Traceable(Protocol):
@@ -46,7 +50,7 @@ class Traceable(Protocol):
     outputs: tuple[str, ...]
     axes: tuple[dict[int, str], ...]
 
-    def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def __call__(self, *tensors: Tensor) -> Outputs:
         """The outputs."""
 
     def batch(self, size: int, length: int) -> Batch:
@@ -56,13 +60,15 @@ class Traceable(Protocol):
 class Network(nn.Module):
     """A model of `transformers` as a function of tensors: ids and mask (B, N) to logits, or to the last hidden state.
 
+    A model of question answering gives two outputs, the logits (B, N) of first and of last tokens of an answer.
+
     Args:
         model: A model on the CPU; it is put into evaluation mode.
         tokenizer: Its tokenizer, which may know no token types; without one the model decides.
 
     Attributes:
         inputs: Names of the inputs: ids, mask, and token types where the model tells texts apart by them.
-        output: Name of the output, of `OUTPUTS`.
+        outputs: Names of the outputs, one of `OUTPUTS`.
         generates: Whether it is a language model.
         remembers: Whether it is one that takes a cache of keys and values.
         axes: Names of the free dimensions of each input, by their places.
@@ -99,10 +105,10 @@ class Network(nn.Module):
                 given = self._run(self.batch(1, 2))
         except Exception as error:  # whatever networks raise
             raise ValueError(f"the model cannot be run on a batch of 1 with 2 tokens: {line(error)}") from error
-        self.output = next((name for name in OUTPUTS if isinstance(given.get(name), Tensor)), "")
-        if not self.output:
-            raise ValueError(f"{name} gives neither {' nor '.join(OUTPUTS)}")
-        self.outputs: tuple[str, ...] = (self.output,)
+        has = (names for names in OUTPUTS if all(isinstance(given.get(name), Tensor) for name in names))
+        self.outputs: tuple[str, ...] = next(has, ())
+        if not self.outputs:
+            raise ValueError(f"{name} gives neither {' nor '.join(' and '.join(names) for names in OUTPUTS)}")
 
     def _run(self, tensors: Batch) -> Any:
         given = dict(zip(self.inputs, tensors, strict=True))
@@ -110,10 +116,10 @@ class Network(nn.Module):
             given[POSITIONS] = positions(given[MASK], given[IDS].shape[1], self.first)
         return self.model(**given, return_dict=True, **self.options)
 
-    def forward(self, *tensors: Tensor) -> Tensor:
-        """The logits or the last hidden state."""
-        output: Tensor = self._run(tensors)[self.output]
-        return output
+    def forward(self, *tensors: Tensor) -> Outputs:
+        """The outputs."""
+        given = self._run(tensors)
+        return alone([given[name] for name in self.outputs])
 
     def with_cache(self, ids: Tensor, mask: Tensor, cache: Cache) -> Any:
         """The outputs of new tokens (B, N) under the mask (B, P + N) of all; the cache of P tokens is lengthened."""
@@ -148,6 +154,16 @@ def _beyond(model: PreTrainedModel, takes: Collection[str]) -> str:
 def positions(mask: Tensor, length: int, first: int = 0) -> Tensor:
     """Positions of the last `length` tokens of a mask (B, T), counted without padding, the first token's as given."""
     return (mask.cumsum(1) - 1).clamp(min=0)[:, -length:] + first
+
+
+def alone(outputs: Sequence[Tensor]) -> Outputs:
+    """The one output of a model, or all of several."""
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def named(names: Sequence[str], outputs: Outputs) -> dict[str, Tensor]:
+    """The outputs of a model by their names."""
+    return dict(zip(names, (outputs,) if isinstance(outputs, Tensor) else outputs, strict=True))
 
 
 def examples(network: Network, length: int) -> list[Batch]:

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from greenformers._torch import onnx_log, operators
 from greenformers.checkpoint.files import line
 from greenformers.export.cached import CachedCall
-from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, check_inputs
+from greenformers.export.network import CACHED, IDS, MASK, Call, Outputs, Traceable, alone, check_inputs
 from greenformers.export.static_int8 import static_int8_linear
 
 OPSET = 20
@@ -90,9 +90,9 @@ def read_onnx(path: Path, inputs: Sequence[str], *, pieces: bool = False) -> Cal
     if len(session.get_inputs()) > len(inputs):
         return CachedCall(OnnxDecoder(session), pieces=pieces)
 
-    def run(*tensors: Tensor) -> Tensor:
+    def run(*tensors: Tensor) -> Outputs:
         arrays = {name: tensor.numpy() for name, tensor in zip(inputs, tensors, strict=True)}
-        return torch.from_numpy(session.run(None, arrays)[0])
+        return alone([torch.from_numpy(output) for output in session.run(None, arrays)])
 
     return run
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from greenformers.checkpoint.files import line
 from greenformers.export.cached import CachedCall
-from greenformers.export.network import CACHED, IDS, MASK, Call, Traceable, check_inputs
+from greenformers.export.network import CACHED, IDS, MASK, Call, Outputs, Traceable, alone, check_inputs
 
 ROWS = "beam_idx"
 """Name of the input that says of which row of the last run each row continues the text, as beam search needs it."""
@@ -103,9 +103,10 @@ def read_openvino(path: Path, inputs: Sequence[str], *, exact: bool = False, pie
     if ROWS in names:
         return CachedCall(OpenVinoDecoder(request), pieces=pieces)
 
-    def run(*tensors: Tensor) -> Tensor:
+    def run(*tensors: Tensor) -> Outputs:
         arrays = {name: tensor.numpy() for name, tensor in zip(inputs, tensors, strict=True)}
-        return torch.from_numpy(request.infer(arrays)[0].copy())  # the request writes to the same place at each run
+        # The request writes to the same places at each run.
+        return alone([torch.from_numpy(output.copy()) for output in request.infer(arrays).to_tuple()])
 
     return run
 

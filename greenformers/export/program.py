@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from greenformers.checkpoint.files import line
-from greenformers.export.network import Call
+from greenformers.export.network import Call, Outputs
 
 
 def save_program(program: ExportedProgram, path: Path) -> None:
@@ -39,8 +39,8 @@ def read_program(path: Path) -> Call:
     except Exception as error:  # of its own checks of the graph, which are not those of writing
         raise ValueError(f"{path.name} cannot be read again: {line(error)}") from error
 
-    def run(*tensors: Tensor) -> Tensor:  # and not the module itself, which refuses to be put into any mode
-        output: Tensor = program(*tensors)
-        return output
+    def run(*tensors: Tensor) -> Outputs:  # and not the module itself, which refuses to be put into any mode
+        outputs: Outputs = program(*tensors)
+        return outputs
 
     return run

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import ModelOutput
 
 from greenformers.data._pooling import attach, pooling_of
-from greenformers.export.network import MASK, TYPES, Network
+from greenformers.export.network import MASK, TYPES, Network, named
 from greenformers.export.write import reader
 
 
@@ -31,7 +31,7 @@ class RuntimeModel(nn.Module):
     ) -> None:
         super().__init__()
         network = Network(model, tokenizer)
-        self.config, self.inputs, self.output = copy.deepcopy(model.config), network.inputs, network.output
+        self.config, self.inputs, self.outputs = copy.deepcopy(model.config), network.inputs, network.outputs
         self.call = reader(name, folder, network.inputs)
         attach(self, pooling_of(model))
 
@@ -49,4 +49,4 @@ class RuntimeModel(nn.Module):
             MASK: torch.ones_like(input_ids) if attention_mask is None else attention_mask,
             TYPES: others.get(TYPES, torch.zeros_like(input_ids)),
         }
-        return ModelOutput({self.output: self.call(*(given[name].contiguous() for name in self.inputs))})
+        return ModelOutput(named(self.outputs, self.call(*(given[name].contiguous() for name in self.inputs))))

@@ -327,5 +327,5 @@ class GreenformerModel(GreenformerPreTrainedModel):
             seed: Tensor = self.pool(x, key_mask)[0]
             return seed[:, 0]
         if self.config.pooling == "cls":
-            return x[:, 0] if key_mask is None else x[torch.arange(len(x), device=x.device), first_of(key_mask)]
+            return x[:, 0] if key_mask is None else x[torch.arange(x.shape[0], device=x.device), first_of(key_mask)]
         return mean_of(x, key_mask)

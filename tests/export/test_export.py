@@ -25,7 +25,7 @@ from transformers import (
 from zoo import EVERYTHING, network
 
 import greenformers
-from greenformers import GreenformerConfig, GreenformerForSequenceClassification
+from greenformers import GreenformerConfig, GreenformerForSentenceEmbedding, GreenformerForSequenceClassification
 from greenformers.changes import Attention, Int8, LowRank
 from greenformers.export import compare, measure
 from greenformers.export import write as writing
@@ -119,7 +119,7 @@ def test_onnx_names_its_axes(exported: Callable[[str], Exported]) -> None:
     assert [(given.name, given.shape) for given in session.get_inputs()] == [
         (name, ["batch", "length"]) for name in network.inputs
     ]
-    assert [given.name for given in session.get_outputs()] == [network.output]
+    assert [given.name for given in session.get_outputs()] == list(network.outputs)
     assert [given.shape[:2] for given in session.get_outputs()] == [["batch", "length"]]
 
 
@@ -275,7 +275,17 @@ def test_networks_that_read_more_than_texts_are_refused() -> None:
             Network(model)
     config = GreenformerConfig(num_labels=3, **sizes)  # type: ignore[arg-type]
     model = GreenformerForSequenceClassification(config)  # which takes values in place of texts
-    assert Network(model).output == "logits"
+    assert Network(model).outputs == ("logits",)
+
+
+def test_embeddings_of_whole_texts(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 53, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = GreenformerForSentenceEmbedding(GreenformerConfig(pooling="cls", **sizes)).eval()  # type: ignore[arg-type]
+    assert write(model, tmp_path, ["program"], length=16).differences["program"] < 1e-4
+    network = Network(model)
+    ids, mask = network.batch(5, 9, padded="left")
+    got = reader("program", tmp_path, network.inputs)(ids, mask)
+    torch.testing.assert_close(got, model(ids, mask).embeddings.detach(), check_stride=False)
 
 
 def test_a_network_that_names_no_longest_input_takes_any() -> None:

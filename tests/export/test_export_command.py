@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from command_line import listing, refused, refused_unchanged, run
@@ -15,6 +16,7 @@ from zoo import network
 
 import greenformers
 from greenformers.export import measure
+from greenformers.export.write import FORMATS
 from greenformers.measure.record import read
 
 
@@ -128,6 +130,32 @@ def test_a_language_model_writes_the_same_everywhere(
     for left in (by_openvino, by_onnx):
         assert left["output"].shape == (len(right), first + 20)
         assert (left["output"][:, : right.shape[1]] == right).all()
+
+
+def test_a_model_of_question_answering_has_two_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = network("bert", "BertForQuestionAnswering", num_hidden_layers=1)
+    for saved in (model, tokenizer("bert")):
+        saved.save_pretrained(tmp_path / "model")
+    texts = tmp_path / "squad.jsonl"
+    rows = ({"question": f"w{at}", "context": f"w{at} w{at + 1} w3", "answers": [f"w{at}"]} for at in range(12))
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    words = ["export", str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--texts", str(texts), "--length", "16"]
+    assert run(monkeypatch, *words, "--lengths", "", "--loss", "1", "--formats", "openvino,onnx,torch,program") == 0
+    assert "F1" in capsys.readouterr().out
+    assert "the outputs are `start_logits` and `end_logits`" in (tmp_path / "out" / "README.md").read_text()
+    session = onnxruntime.InferenceSession(tmp_path / "out" / FORMATS["onnx"], providers=["CPUExecutionProvider"])
+    assert [given.name for given in session.get_outputs()] == ["start_logits", "end_logits"]
+    monkeypatch.chdir(tmp_path / "out")
+    lefts = shown(tmp_path / "out" / "README.md")
+    tokens = lefts[0]["tokens"].convert_to_tensors("pt")
+    assert (tokens["input_ids"] == 3).sum() == 2  # two texts
+    with torch.no_grad():
+        right = model(**tokens)
+    for left in lefts:
+        for got, expected in zip(left["output"], (right.start_logits, right.end_logits), strict=True):
+            torch.testing.assert_close(torch.as_tensor(got).detach(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(
