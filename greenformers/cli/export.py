@@ -107,7 +107,7 @@ def export(
     if longest is not None and any(asked > longest for asked in measured):
         raise ValueError(f"lengths must be at most {most}, the longest input of the model, got {max(measured)}")
     with terminal.Steps(console) as steps:
-        records, checked = deploy(
+        records, checked, notes = deploy(
             network, tokenizer, out, names, examples=examples, loss=loss,
             length=length or length_of(network), lengths=measured, batch=batch or 8, limit=limit or 300,
             about=context(terminal.command(), 0), progress=steps,
@@ -115,8 +115,8 @@ def export(
     terminal.show(console, tables(records, console.width))
     if measured and COMPILED not in {record.variant for record in records}:
         console.print("torch.compile cannot compile this model on this machine: its latency was not measured")
-    for sentence in card.cache_of(checked, names):
-        console.print(sentence)
+    for sentence in (*card.cache_of(checked, names), *notes):
+        console.print(sentence, markup=False, soft_wrap=True)
     if results is not None:
         append(results, records)
     console.print(f"model:  {out}", soft_wrap=True)

@@ -107,6 +107,14 @@ def apart(parts: Mapping[str, Examples], reader: Reader) -> tuple[dict[str, Exam
     return {**parts, "training": training.at(places)}, len(training) - len(places)
 
 
+def cut_off(judging: Examples | None, reader: Reader | None) -> list[str]:
+    """A sentence on how many texts that judge are not read to their end; none where all are."""
+    if reader is None or not isinstance(judging, Texts) or not (longer := reader.cut_off(judging)):
+        return []
+    whole = f"{longer:,} of the {len(judging):,} texts that judge have more than {reader.length} tokens (--length)"
+    return [f"{whole}: what is beyond is not read."]
+
+
 def _own(job: Job) -> dict[str, Path]:
     """The files of those parts that have a file of their own."""
     return {part: path for part, name in FILES.items() if (path := getattr(job, name)) is not None}

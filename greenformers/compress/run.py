@@ -22,7 +22,7 @@ from greenformers.compress.apply import apply, check, given_to
 from greenformers.compress.comparison import SHARE, card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
-from greenformers.compress.reading import apart, check_parts, needed_of, read_parts
+from greenformers.compress.reading import apart, check_parts, cut_off, needed_of, read_parts
 from greenformers.compress.side_by_side import BATCH, check_length, example
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import attach, pooling_of
@@ -77,7 +77,8 @@ def run(
             a share of those of the steps, of which each is judged, see `compared`.
 
     Returns:
-        The report, the records, and a text for each cost that was not measured; of other processes, empty ones.
+        The report, the records, and a text for each cost that was not measured and for what of texts was not read;
+        of other processes, empty ones.
 
     Raises:
         ValueError: Options, files or the model cannot be used together; the user can correct it.
@@ -144,7 +145,9 @@ def run(
     if tokenizer is not None and longer is not None:
         tokenizer.model_max_length = longer
         attach(small, replace(pooling_of(small), length=longer))
-    words = " ".join([f"Made from `{model_name(model)}`.", _told(parts, job, gone), *(f"{note}." for note in notes)])
+    cut = cut_off(parts.get("judging"), reader)
+    made_from = f"Made from `{model_name(model)}`."
+    words = " ".join([made_from, _told(parts, job, gone), *(f"{note}." for note in notes), *cut])
     save(
         small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
     )  # fmt: skip
@@ -152,7 +155,7 @@ def run(
         unfinished.leave(out)
     else:
         unfinished.remove()
-    return report, records, [f"{note} (--measure)" for note in notes]
+    return report, records, [*(f"{note} (--measure)" for note in notes), *cut]
 
 
 def _take_part(model: PreTrainedModel, changes: Sequence[Change], given: Given, unfinished: "Unfinished") -> None:

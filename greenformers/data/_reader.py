@@ -230,6 +230,24 @@ class Reader:
                 for span, side in zip(read["offset_mapping"], read.sequence_ids(0), strict=True)
             ]
 
+    def cut_off(self, texts: Texts) -> int:
+        """Number of examples that are longer than the longest text, so that their rest is not read."""
+        if self.task == "causal_lm":  # which reads blocks of all texts, one behind the other
+            return 0
+        tokenizer: Any = self.tokenizer
+        more = {"return_attention_mask": False, "verbose": False}
+        longer = 0
+        for segments in texts.segments:
+            if self._reads_pairs(texts):
+                rows = [tokenizer(*segments, **more)["input_ids"]]
+            elif texts.translated:
+                source, target = segments
+                rows = [tokenizer(source, **more)["input_ids"], tokenizer(text_target=target, **more)["input_ids"]]
+            else:
+                rows = [tokenizer(text, **more)["input_ids"] for text in segments]
+            longer += any(len(row) > self.length for row in rows)
+        return longer
+
     def _pairs(self, texts: Texts) -> Iterator[Row]:
         assert self.tokenizer is not None
         first, second = zip(*texts.segments, strict=True)

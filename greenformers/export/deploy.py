@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from greenformers.checkpoint.save import beside, replace
 from greenformers.compress.parts import split
 from greenformers.compress.quality import check_examples
+from greenformers.compress.reading import cut_off
 from greenformers.data._examples import Examples
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
@@ -37,10 +38,12 @@ class Deployed(NamedTuple):
     Attributes:
         records: Records of differences, sizes, quality and latency.
         checked: Differences of its files, and whether they keep a cache.
+        notes: What of the texts was not read.
     """
 
     records: list[Record]
     checked: Checked
+    notes: list[str]
 
 
 def deploy(
@@ -127,7 +130,7 @@ def deploy(
         about_it = card.text(network, staged, formats, checked, records, tokenizer, paired=paired)
         (staged / card.FILE).write_text(about_it)
         replace(staged, out)
-    return Deployed(records, checked)
+    return Deployed(records, checked, cut_off(parts.get("judging"), rows))
 
 
 def _parts(

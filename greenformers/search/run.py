@@ -112,11 +112,11 @@ def find(
     if runtime != TORCH:
         small, tokenizer = pretrained(str(place))
         try:
-            deployed, _ = deploy(
+            deployed = deploy(
                 small, tokenizer, place / DEPLOYED, [runtime], examples=parts["judging"],
                 length=lab.length or lab.reader.length, lengths=[lab.length or lab.reader.length], batch=lab.batch,
                 about=about, progress=progress,
-            )  # fmt: skip
+            ).records  # fmt: skip
             records = [*records, *deployed]
         except (ValueError, RuntimeError) as error:  # what the search came to is not lost for it
             shutil.rmtree(place / DEPLOYED, ignore_errors=True)

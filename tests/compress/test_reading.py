@@ -11,7 +11,7 @@ from zoo import network
 from greenformers.changes import Heal, Int8
 from greenformers.compress.job import Job
 from greenformers.compress.parts import parts_of
-from greenformers.compress.reading import apart, check_parts, fitted, read_parts
+from greenformers.compress.reading import apart, check_parts, cut_off, fitted, read_parts
 from greenformers.compress.run import Unfinished, files_of
 from greenformers.data import _read_texts
 from greenformers.data._reader import Reader
@@ -42,6 +42,26 @@ def test_no_text_that_judges_is_learned_from() -> None:
 def test_without_training_nothing_changes() -> None:
     parts = {"judging": Texts("pairs.tsv", [("a", "b")])}
     assert apart(parts, Reader.of(network("bert"), tokenizer("bert"), 16)) == (parts, 0)
+
+
+def test_what_is_longer_than_the_longest_text_is_counted() -> None:
+    texts = Texts("texts", [("w1 w2", "w1 w2 w3"), ("w1", "w2 w3 w4 w5"), ("w1", "w2")])
+
+    def reader(name: str, kind: str, length: int) -> Reader:
+        return Reader.of(network(name, kind), tokenizer(name), length)
+
+    # [CLS], [SEP] and one more [SEP] of a pair that is one input.
+    alone, both = "BertModel", "BertForSequenceClassification"
+    for kind, length, longer in ((alone, 6, 0), (alone, 5, 1), (alone, 4, 2), (both, 8, 0), (both, 7, 2)):
+        assert reader("bert", kind, length).cut_off(texts) == longer
+    assert reader("gpt2", "GPT2LMHeadModel", 2).cut_off(texts) == 0
+    pairs = Texts("pairs", texts.segments, translated=True)
+    own = tokenizer("t5")
+    most = max(len(own(text)["input_ids"]) for text in texts.lines)
+    assert [reader("t5", "T5ForConditionalGeneration", most - less).cut_off(pairs) for less in (0, 1)] == [0, 1]
+    told = "1 of the 3 texts that judge have more than 5 tokens (--length): what is beyond is not read."
+    assert cut_off(texts, reader("bert", "BertModel", 5)) == [told]
+    assert cut_off(texts, reader("bert", "BertModel", 6)) == cut_off(None, reader("bert", "BertModel", 5)) == []
 
 
 def test_of_a_classifier_a_pair_is_one_text() -> None:
