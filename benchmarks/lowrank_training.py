@@ -1,6 +1,7 @@
 """How to train low-rank layers from the start: every way of the literature, beside dense networks as small.
 
     python benchmarks/lowrank_training.py [--quick] [--json results/lowrank_training.jsonl] [--only WAY] [--size large]
+        [--steps 600]
 
 Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens; with `--size large`, for an
 accelerator, WikiText-2 by bytes, 6 layers of width 512 with rank 64, 1,000 steps of 64 x 256. Each way is trained with
@@ -18,7 +19,7 @@ parameters, and with as many FLOPs. With --json a training that is in the file i
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from greenformers.train.stream import Stream
 DECAY, CLIP, WARMUP = 0.01, 1.0, 0.1
 RATE, TIMES = 2e-3, (1.0, 2.0, 4.0)
 MUON = (5e-3, 1e-2, 2e-2)
-SEEDS, HALF = 3, 50_000
+SEEDS, HALF, QUICK = 3, 50_000, 8
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ BENCHMARK = Benchmark(
         Option("--only", "one way, or those whose name begins with this"),
         Option("--size", "of networks and trainings", default="small", choices=SIZES),
         Option("--seeds", "trainings at the best rate", int, SEEDS),
+        Option("--steps", "of a training, if not those of the size", int),
     ),
     json=KNOWN,
 )  # fmt: skip
@@ -189,12 +191,17 @@ def main(run: Run) -> bool:
     seeds = 1 if run.quick else run.given.seeds
     if seeds < 1:
         run.refuse(f"--seeds must be at least 1, got {seeds}")
-    return study(run, SIZES[run.given.size], names, seeds, run.given.data)
+    size, steps = SIZES[run.given.size], run.given.steps
+    if steps is not None and steps < QUICK:
+        run.refuse(f"--steps must be at least {QUICK}, got {steps}")
+    if steps is not None and run.quick:
+        run.refuse(f"--steps must be left out with --quick, which has {QUICK}")
+    return study(run, size if steps is None else replace(size, steps=steps), names, seeds, run.given.data)
 
 
 def study(run: Run, size: Size, names: Sequence[str], seeds: int, folder: Path) -> bool:
     """Train some ways at a size, at every rate with the first seed and at the best with all, and show their losses."""
-    steps = 8 if run.quick else size.steps
+    steps = QUICK if run.quick else size.steps
     text = load_data(size.data, folder / size.data)
     assert isinstance(text, Text)
     train, valid = text.split("train"), text.split("valid")
