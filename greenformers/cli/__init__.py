@@ -9,8 +9,10 @@ imports only the files that it names, so that --help answers at once.
 """
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Annotated
@@ -19,6 +21,9 @@ import typer
 
 from greenformers._extras import MissingExtraError
 from greenformers.train.processes import alone
+
+OF_OTHERS = warnings.formatwarning
+"""How Python writes what packages warn of."""
 
 HELP = "A transformer goes in; a measured, greener transformer comes out."
 
@@ -97,7 +102,11 @@ def _modules(package: ModuleType, names: Iterable[str]) -> list[tuple[str, Modul
 
 
 def main() -> None:
-    """Run the command line; an error that a user can correct is printed on one line, with exit code 2."""
+    """Run the command line; an error that a user can correct is printed on one line, with exit code 2.
+
+    What this package warns of is one line too, without the line of code that it comes from.
+    """
+    warnings.formatwarning = _formatted
     try:
         application(sys.argv[1:])()
     except OSError as error:
@@ -107,7 +116,18 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    # A file name may hold control characters, which move the cursor.
-    shown = "".join(letter for letter in " ".join(message.split()) if letter.isprintable())
-    print(f"greenformers: {shown}", file=sys.stderr)
+    print(f"greenformers: {_printable(message)}", file=sys.stderr)
     sys.exit(2)
+
+
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    if issubclass(category, UserWarning) and Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"greenformers: {_printable(str(message))}\n"
+    return OF_OTHERS(message, category, filename, lineno, line)
+
+
+def _printable(message: str) -> str:
+    """The message on one line; a file name may hold control characters, which move the cursor."""
+    return "".join(letter for letter in " ".join(message.split()) if letter.isprintable())

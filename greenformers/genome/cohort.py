@@ -10,7 +10,7 @@ from pathlib import Path
 from greenformers._extras import needed
 from greenformers.genome.files import GenomeError, checked
 
-MISSING = ("", "NA", "na", "NaN", "nan", ".", "?")
+MISSING = ("", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", ".", "?")
 """Entries of a table where a phenotype is not known."""
 
 

@@ -139,6 +139,10 @@ def people(path: Path) -> list[str]:
         GenomeError: Nobody is in the file, or it cannot be used.
     """
     module = reads if is_reads(path) else assemblies if assemblies.is_assembly(path) else variants
+    checked(path)
+    if module is variants and not path.name.lower().endswith(variants.SUFFIXES):
+        kinds = f"reads (.bam, .cram), variants ({', '.join(variants.SUFFIXES)}) or haplotypes (.fa, .fasta, .fna)"
+        raise GenomeError(f"{path}: must be a file of {kinds}")
     names = module.people(path)
     if not names:
         raise GenomeError(f"{path}: has no genotypes, only sites")

@@ -237,6 +237,11 @@ def make_index(path: Path) -> Path | None:
                 pysam.faidx(name, "--fai-idx", str(unfinished), *(["--gzi-idx", str(blocks)] if packed else []))
                 _check_names(path, unfinished)
             unfinished.replace(index)
+        except pysam.SamtoolsError as error:
+            # Of a file that is not sorted htslib says no more than this.
+            if "failed to create index" not in str(error):
+                raise
+            raise GenomeError(f"{path}: no index can be made (it is not sorted by position, or damaged)") from error
         finally:
             unfinished.unlink(missing_ok=True)
     return index

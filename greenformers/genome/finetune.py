@@ -9,10 +9,11 @@ from rich.console import Console
 
 from greenformers.genome.files import digest
 from greenformers.genome.risk import Chances, DiseaseRisk
-from greenformers.genome.settings import Finetuning, sequences_of
+from greenformers.genome.settings import Finetuning, Pretraining, kind_of, run_of, sequences_of
 from greenformers.measure.device import accelerator
 from greenformers.train import run
 from greenformers.train.processes import first_process, wait
+from greenformers.train.settings import read
 
 SPLIT = "split"
 """Beginning of the name of the run folder of a draw, before its number."""
@@ -29,10 +30,14 @@ def finetune(settings: Finetuning, out: Path, splits: int, console: Console) -> 
 
     Returns:
         Probabilities and labels of the people of each draw; of several processes the first one alone has them.
+
+    Raises:
+        ValueError: Settings are wrong, or the network to start from has learnt from people who are tested.
     """
     check(settings, splits)
     results = []
     settings = replace(settings, digest=digest(sequences_of(settings)))
+    _check_unseen(settings, splits)
     for number in range(splits):
         drawn = replace(settings, split=settings.split + number, seed=settings.seed + number)
         folder = out / f"{SPLIT}{number}"
@@ -53,6 +58,21 @@ def check(settings: Finetuning, splits: int) -> None:
         raise ValueError(f"epochs must be at least 1, got {settings.epochs}")
     _ = settings.schedule, settings.lottery, settings.snapshot_steps, settings.start()
     settings.tokenizer()
+
+
+def _check_unseen(settings: Finetuning, splits: int) -> None:
+    """Raise ValueError where the network to start from was fine-tuned on another draw of the same people."""
+    folder = None if settings.init is None else run_of(Path(settings.init))
+    if folder is None or kind_of(folder / run.SETTINGS) is Pretraining:
+        return
+    stored = read(folder / run.SETTINGS, Finetuning)
+    draws = {(settings.split + number, settings.valid_share, settings.test_share) for number in range(splits)}
+    learnt = tuple(stored.get(name, getattr(Finetuning, name)) for name in ("split", "valid_share", "test_share"))
+    if stored.get("digest") == settings.digest and draws != {learnt}:
+        raise ValueError(
+            f"init must not have learnt from people who are tested: {folder} was fine-tuned on split {learnt[0]} of "
+            f"{settings.sequences}, and can be the beginning of that split alone, with its shares"
+        )
 
 
 def splits_of(out: Path) -> list[str]:

@@ -215,21 +215,27 @@ def inherited(given: dict[str, Any]) -> dict[str, Any]:
         given = {"patience": None} | given
     if given.get("init") is None:
         return given
-    folder = Path(given["init"])
-    # A snapshot is two folders below its run.
-    path = next((place / SETTINGS for place in (folder, folder.parent.parent) if (place / SETTINGS).is_file()), None)
-    if path is None:
+    folder = run_of(Path(given["init"]))
+    if folder is None:
         return given
-    kind = _kind_of(path)
-    check_kind(path.parent, kind)
-    stored = read(path, kind)
+    kind = kind_of(folder / SETTINGS)
+    check_kind(folder, kind)
+    stored = read(folder / SETTINGS, kind)
     for name in _OF_THE_RUN:
         if name in given and given[name] != stored.get(name, given[name]):
             raise ValueError(f"{name} must be {stored[name]}, that of the run in init, or left out; got {given[name]}")
     return {name: stored[name] for name in _AS_IN_THE_RUN if name in stored} | given
 
 
-def _kind_of(path: Path) -> type[Network]:
+def run_of(init: Path) -> Path | None:
+    """The folder of the run that a network starts from, which `init` is or has a snapshot of; None if there is none."""
+    from greenformers.train.run import SETTINGS
+
+    # A snapshot is two folders below its run.
+    return next((folder for folder in (init, init.parent.parent) if (folder / SETTINGS).is_file()), None)
+
+
+def kind_of(path: Path) -> type[Network]:
     """The kind of the settings in a file of a run, by a setting that only one kind has."""
     try:
         stored = json.loads(path.read_text())

@@ -16,7 +16,7 @@ from greenformers.genome.baselines import at_positions
 from greenformers.genome.files import Region
 from greenformers.genome.finetune import finetune
 from greenformers.genome.people import People, part_of
-from greenformers.genome.settings import Finetuning, sequences_of
+from greenformers.genome.settings import Finetuning, Pretraining, sequences_of
 from greenformers.measure.record import Record
 from greenformers.train import run
 from greenformers.train.task import MODEL
@@ -92,7 +92,7 @@ def pretraining(
         Records of `judge.records`, with the steps of pre-training as a setting.
 
     Raises:
-        ValueError: `init` is not given.
+        ValueError: `init` is not given, or is a run of another command.
         OSError: There is no finished run in `init`.
     """
     if settings.init is None:
@@ -102,6 +102,7 @@ def pretraining(
     for step in sorted(int(path.name) for path in (folder / run.SNAPSHOTS).glob("*") if path.name.isdecimal()):
         starts[step] = replace(settings, init=str(folder / run.SNAPSHOTS / str(step)))
     last = max(int(entry["step"]) for entry in run.metrics_of(folder))
+    run.check_kind(folder, Pretraining)
     starts[last] = settings
     people = People.load(sequences_of(settings), settings.region, disease=settings.disease)
     features = judge.features(people, positions)

@@ -39,6 +39,12 @@ from greenformers.genome.reference import Reference
 Genotype = tuple[tuple[int, ...], bool]
 """The alleles of a call, -1 where missing, and whether they are phased."""
 
+SUFFIXES = (".vcf", ".vcf.gz", ".bcf")
+"""Suffixes of files of variants."""
+
+# Names that a list of htslib cannot have: it splits it at commas, ^ before it leaves people out, and - is everybody.
+_UNLISTED = re.compile(r"[\^-]|.*,")
+
 
 @dataclass
 class Variants:
@@ -192,7 +198,7 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         ValueError: A person is not in the file.
     """
     bases = reference.fetch(region)
-    variants = Variants(bases, [], [], [])
+    variants, columns = Variants(bases, [], [], []), None
     if people is not None and not people:
         raise ValueError("people must name at least one")
     with told(path, "damaged"), _opened(path) as file:
@@ -205,14 +211,17 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
                 raise GenomeError(
                     f"{path}: has no person {missing[0]}" + f", and {len(missing) - 1} more" * (len(missing) > 1)
                 )
-            file.subset_samples(list(people))
+            if any(map(_UNLISTED.match, people)):
+                columns = [number for number, name in enumerate(names, start=9) if name in chosen]
+            else:
+                file.subset_samples(list(people))
         # People are in the order of the file, whatever the order of `people`.
-        variants.people = list(file.header.samples) if people is None else [name for name in names if name in chosen]
+        variants.people = names if people is None else [name for name in names if name in chosen]
         genotypes: dict[str, Genotype] = {}
         phase_sets: dict[int, set[str]] = {}
         for record in _records(file, path, region):
             variants.records += 1
-            _add(variants, record, region, path, genotypes, phase_sets)
+            _add(variants, record, region, path, genotypes, phase_sets, columns)
     _take_apart(variants, [number for number, sets in phase_sets.items() if len(sets) > 1])
     return variants
 
@@ -225,7 +234,7 @@ def people(path: Path) -> list[str]:
 
 def _opened(path: Path) -> Any:
     pysam, name = htslib(), checked(path)
-    if not path.name.lower().endswith((".vcf", ".vcf.gz", ".bcf")):
+    if not path.name.lower().endswith(SUFFIXES):
         raise GenomeError(f"{path}: variants must be in a .vcf, .vcf.gz or .bcf file")
     whole(path)
     try:
@@ -345,16 +354,19 @@ def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
 
 def _add(
     variants: Variants, record: list[str], region: Region, path: Path, genotypes: dict[str, Genotype],
-    phase_sets: dict[int, set[str]],
+    phase_sets: dict[int, set[str]], columns: list[int] | None,
 ) -> None:  # fmt: skip
-    """Add a record; the phase sets of heterozygous calls are added by the number of the person."""
+    """Add a record, of people in some columns; phase sets of heterozygous calls are added by the number of the person.
+
+    Without columns it is one of all people.
+    """
     start, ref, alts = _placed(record, region, variants.reference, path)
     if record[8:9] == [] or record[8].split(":")[0] != "GT":
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
     keys = record[8].split(":")
     places = [keys.index(name) for name in ("PS", "PSL") if name in keys]
     calls: dict[int, Genotype] = {}
-    for number, entry in enumerate(record[9:]):
+    for number, entry in enumerate(record[9:] if columns is None else [record[column] for column in columns]):
         written = entry.split(":", 1)[0]
         if written not in genotypes:
             genotypes[written] = _genotype(written, f"{path}: at {record[0]}:{record[1]}")

@@ -28,14 +28,18 @@ def draws(title: str, across: str, records: Sequence[Record], key: str, *, metri
     measured = all(isinstance(value, int) for value in values)
     values = sorted(values) if measured else values
     for axes, metric in zip(panels, metrics, strict=True):
-        for number, (name, look) in enumerate(looks(names).items()):
-            own = {r.setting[key]: r for r in records if (r.variant, r.metric) == (name, metric)}
+        of_names = {
+            name: {r.setting[key]: r for r in records if (r.variant, r.metric) == (name, metric)} for name in names
+        }
+        pointed = [name for name, own in of_names.items() if not (len(own) == 1 < len(values) and measured)]
+        for name, look in looks(names).items():
+            own = of_names[name]
             means = [record.value for record in own.values()]
-            if len(own) == 1 < len(values) and measured:
+            if name not in pointed:
                 axes.axhline(means[0], color=look.colour, linestyle="--", label=name)
                 continue
             # Models stand a little beside each other: equal scores would hide each other.
-            places = [values.index(value) + 0.08 * (number - (len(names) - 1) / 2) for value in own]
+            places = [values.index(value) + 0.08 * (pointed.index(name) - (len(pointed) - 1) / 2) for value in own]
             spreads = [record.spread or 0.0 for record in own.values()]
             bars = spreads if any(spreads) else None
             axes.errorbar(

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
@@ -220,6 +221,14 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 def test_a_misspelt_option_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "compare", "--epoch", "3") == 2
     assert "--epochs" in capsys.readouterr().err
+
+
+def test_what_is_warned_of_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # which is put back
+    assert run(monkeypatch, "--version") == 0
+    shown = warnings.formatwarning("2 texts\n are\x1b left out", UserWarning, names.__code__.co_filename, 3)
+    assert shown == "greenformers: 2 texts are left out\n"
+    assert "test_cli.py:7: UserWarning: of others" in warnings.formatwarning("of others", UserWarning, __file__, 7)
 
 
 def test_a_truncated_file_is_named(

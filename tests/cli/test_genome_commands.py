@@ -270,7 +270,7 @@ def test_names_of_files(monkeypatch, here, name):
 @pytest.mark.parametrize("name", ["[red]", "a[/]"])
 def test_brackets_in_names(here, shown, name):
     (here / Path(name).parent).mkdir(exist_ok=True)
-    assert shown("encode --reference ref.fa ann.vcf --out", f"{name}.tsv")[0].startswith(f"{name}.tsv: 1 people")
+    assert shown("encode --reference ref.fa ann.vcf --out", f"{name}.tsv")[0].startswith(f"{name}.tsv: 1 person,")
 
 
 @pytest.mark.parametrize("phenotype", ["[red]", "[/x]"])

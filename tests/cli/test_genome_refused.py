@@ -119,14 +119,18 @@ CASES = {
     "bam for vcf": (named("dan.bam", "x.vcf.gz"), ENCODE + "x.vcf.gz", "x.vcf.gz: no VCF or BCF file that can be .*"),
     "vcf for bam": (named("all.vcf.gz", "x.bam"), ENCODE + "x.bam", "x.bam: .*"),
     "bam for fasta": (named("dan.bam", "x.fa"), LEARN.replace("ref.fa", "x.fa"), "x.fa: .*"),
-    "unknown kind": (None, ENCODE + "text", "text: variants must be in a .vcf, .vcf.gz or .bcf file"),
+    "unknown kind": (
+        None, ENCODE + "text",
+        r"text: must be a file of reads \(.bam, .cram\), variants \(.vcf, .vcf.gz, .bcf\) or haplotypes \(.fa, .*",
+    ),
     "unsorted bam": (
         files.bam("x.bam", *files.reads(files.SEQUENCE), order="unsorted", index=False), ENCODE + "x.bam",
         "x.bam: reads must be sorted by coordinate, they are unsorted",
     ),
     "unsorted vcf": (variants("x.vcf", *UNSORTED), ENCODE + "x.vcf", "x.vcf: must be sorted, position 10 .*"),
     "unsorted, to be indexed": (
-        variants("x.vcf.gz", *UNSORTED, index=False), ENCODE + "x.vcf.gz --index", "x.vcf.gz: no index can be made .*",
+        variants("x.vcf.gz", *UNSORTED, index=False), ENCODE + "x.vcf.gz --index",
+        r"x.vcf.gz: no index can be made \(it is not sorted by position, or damaged\)",
     ),
     "cut off, to be indexed": (
         both(cut("dan.bam"), without("dan.bam.bai")), ENCODE + "dan.bam --index", "dan.bam: no index can be made .*",

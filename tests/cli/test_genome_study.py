@@ -63,6 +63,7 @@ def there(tmp_path_factory, people) -> Path:
     shown(folder, f"{PRETRAIN} --snapshots 4,2 --out before")
     shutil.rmtree(shutil.copytree(folder / "before", folder / "plain") / "at")
     shown(folder, "tokenize --sequences people.tsv --pattern 1 --size 20 --max-length 64 --out letters")
+    shown(folder, f"finetune {LEARN} --tokens tokens --splits 1 --out fine")
     return folder
 
 
@@ -344,6 +345,7 @@ REFUSED = {
     "steps --init before --references gone": "references must be a folder that is there, got gone",
     "length --references gone": "references must be a folder that is there, got gone",
     "steps --init gone": r"gone/metrics\.jsonl: No such file or directory",
+    "steps --init fine/split0": "fine/split0 is a run of another command: it has no setting .*",
     "steps --init before --length 9": "length must be at least .*, got 9",
     "steps --init before --known 305": "positions must have variants, none of 305 has",
     "steps --init before --out tokens": "tokens is there already; --resume goes on with it",

@@ -241,6 +241,11 @@ def test_explain_a_run(there):
     assert state(there / "risk") == before
 
 
+def test_a_run_is_the_beginning_of_its_own_split(place):
+    words = "finetune --epochs 1 --batch 8 --sequences people.tsv --init risk/split1 --splits 1 --split 1 --out again"
+    assert "draws 1" in shown(place, words)
+
+
 @pytest.mark.parametrize("words", ["explain risk/split0 --out tokens", f"{RISK} --out risk --resume --splits 3"])
 def test_other_people_than_were_trained_on(place, words):
     lines = (place / "people.tsv").read_text().splitlines(keepends=True)
@@ -285,6 +290,8 @@ REFUSED = {
     "genome --alphabet greek": "alphabet must be one of iupac, thesis; got 'greek'",
     "genome --region 19:39990-50000": r"ref\.fa: has 19:1-40000; 19:39990-50000 is not within",
     "pretrain wrong.toml": r"wrong\.toml: no setting 'hiden'; did you mean 'hidden'\?",
+    "finetune --sequences people.tsv --init risk/split0": "init must not have learnt from people who are tested: .*",
+    "finetune --sequences people.tsv --init risk/split1 --splits 1": ".*: risk/split1 was fine-tuned on split 1 of .*",
     "risk --splits 0": "splits must be at least 1, got 0",
     "risk --valid-share 0": r"valid and test must be above 0 and below 1 together, got 0\.0 and 0\.2",
     "risk --test-share 0.001": r"20 and 20 people are too few for splits of 0\.1 and 0\.001",

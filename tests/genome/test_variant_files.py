@@ -127,6 +127,19 @@ def test_unknown_people(tmp_path, reference):
         variants.read(path, reference, WHOLE).haplotypes("eve")
 
 
+@pytest.mark.parametrize("name", ["a.vcf", "a.vcf.gz", "a.bcf"])
+@pytest.mark.parametrize("people", [["-", "dan"], ["^-", "-"], ["dan", "^dan"], ["eve, fay", "eve"], ["dan", "-"]])
+def test_names_that_no_list_of_htslib_has(tmp_path, reference, name, people):
+    path = vcf(tmp_path / name, RECORDS, [people[0], "ann", people[1]])
+    whole = everything(path, reference)
+    assert whole[people[1]] == [CHANGED, "GATGACAGGCTTGACGTAACGGTC"]
+    for chosen in ([people[0]], [people[1]], [people[1], "ann"], people):
+        called = variants.read(path, reference, WHOLE, chosen)
+        assert set(called.people) == set(chosen)
+        for person in chosen:
+            assert [one.sequence() for one in called.haplotypes(person)] == whole[person]
+
+
 @pytest.mark.parametrize("name", ["a.vcf.gz", "a.bcf"])
 def test_cut_off(tmp_path, reference, name):
     path = vcf(tmp_path / name, RECORDS, PEOPLE, index=False)

@@ -96,12 +96,13 @@ def encode(
 def _encoded(out: Path, encoding: "Encoding", people: int, others: int, cohort: "Cohort | None") -> None:
     """Print a summary, in which no data of a person appear."""
     region = encoding.region
-    print(f"{out}: {people:,} people, {encoding.mode}s of {region} ({len(region):,} positions)")
+    print(f"{out}: {_counted(people)}, {encoding.mode}s of {region} ({len(region):,} positions)")
     if cohort is not None:
-        balance = ", ".join(
-            f"{count:,} {'person' if count == 1 else 'people'} with {phenotype}"
-            for phenotype, count in cohort.balance().items()
-        )
+        balance = ", ".join(f"{_counted(count)} with {phenotype}" for phenotype, count in cohort.balance().items())
         print(f"phenotypes: {balance}")
         if cohort.without or others:
             print(f"left out: {len(cohort.without):,} without phenotype, {others:,} not in the table")
+
+
+def _counted(people: int) -> str:
+    return f"{people:,} {'person' if people == 1 else 'people'}"
