@@ -17,6 +17,7 @@ from greenformers.speech.recognise import Recogniser, recognised
 from greenformers.speech.recordings import OnDisk, Recordings, of_manifest
 from greenformers.speech.search import Search, beam_search
 from greenformers.speech.settings import SpeechSettings
+from greenformers.speech.vocabulary import check_covers
 from greenformers.train.run import settings_of
 
 Progress = Callable[[str, float], None]
@@ -74,13 +75,15 @@ def evaluate(
         Records without context, and pairs of reference and transcript of the first run.
 
     Raises:
-        ValueError: A folder holds no such run, there is no such split, or limit is below 1.
+        ValueError: A folder holds no such run, there is no such split, a number is below 1, or a run was trained on
+            none of the characters of the texts.
         OSError: There is no finished run in a folder, or the corpus is missing.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    if batch < 1 or repeats < 1:
-        raise ValueError(f"batch and repeats must be at least 1, got {batch} and {repeats}")
+    for name, number in (("batch", batch), ("repeats", repeats)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
     names = [run.resolve().name for run in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"runs must have names of their own, got {', '.join(sorted(twice))} more than once")
@@ -95,6 +98,9 @@ def evaluate(
     needed()
     if isinstance(sounds, OnDisk):
         sounds.check(split, count)
+    for name, recogniser in zip(names, recognisers, strict=True):
+        texts = sounds.texts(split)
+        check_covers(recogniser.tokenizer, texts, of=f"the {split} split", source=name, become="count as wrong")
     references: list[str] = []
     judged: list[Judged] = []
     for run, recogniser in zip(runs, recognisers, strict=True):

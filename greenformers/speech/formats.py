@@ -129,7 +129,7 @@ def _rounded(segment: Segment) -> dict[str, Any]:
 
 def _clock(seconds: float, point: str) -> str:
     """A time as 01:02:03.456, with a point or a comma."""
-    whole, thousandths = divmod(round(1000 * seconds), 1000)
+    whole, thousandths = divmod(round(1000 * round(seconds, 3)), 1000)  # as the other formats round
     minutes, second = divmod(whole, 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours:02}:{minute:02}:{second:02}{point}{thousandths:03}"

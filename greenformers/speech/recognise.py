@@ -1,6 +1,5 @@
 """From sound to text with a trained network: batches of waveforms, and files of any length."""
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from greenformers._tensors import reading
+from greenformers.checkpoint.files import read_json
 from greenformers.data import _audio as audio
 from greenformers.data._audio import AudioError
 from greenformers.measure.quality import evaluating
@@ -25,6 +25,7 @@ from greenformers.speech.front_end import POOLED, heard, shortened
 from greenformers.speech.model import GreenformerForSpeechSeq2Seq
 from greenformers.speech.search import Hypothesis, Search, ctc_share, written
 from greenformers.speech.transcript import Segment, Transcript, Word
+from greenformers.speech.vocabulary import read_vocabulary
 from greenformers.train.run import MODEL
 
 T = TypeVar("T")
@@ -66,11 +67,11 @@ class Recogniser:
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             if not (source / name).is_file():
                 raise ValueError(f"{folder} must be a finished run or a model of speech, it has no {name}")
-        if json.loads((source / "config.json").read_text()).get("model_type") != SpeechConfig.model_type:
+        if read_json(source / "config.json").get("model_type") != SpeechConfig.model_type:
             raise ValueError(f"{folder} must be a finished run or a model of speech, it is one of something else")
         with reading(source / "model.safetensors"):
             model = GreenformerForSpeechSeq2Seq.from_pretrained(source, local_files_only=True, use_safetensors=True)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(source, local_files_only=True)
+        tokenizer = read_vocabulary(source)
         search = search or Search()
         try:
             ctc_share(model, search)
@@ -118,7 +119,7 @@ class Recogniser:
     def features(self, waveforms: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The network's input for some waveforms: features (B, T, F) and a mask (B, T)."""
         spectrogram = self.model.config.spectrogram()
-        if (seconds := max(map(len, waveforms)) / spectrogram.rate) > self.longest:
+        if (seconds := max(map(len, waveforms), default=0) / spectrogram.rate) > self.longest:
             raise ValueError(f"a sound must be at most {self.longest:g} s for this network, got {seconds:g}")
         return batched([normalised(spectrogram(heard(waveform, spectrogram))) for waveform in waveforms])
 

@@ -29,7 +29,7 @@ class Recordings(Protocol):
         """Duration of a training recording in seconds; the expected one, if the recording is drawn at random."""
 
     def texts(self, split: str = "train") -> Iterable[str]:
-        """The texts of "train" or "valid"."""
+        """The texts of a split."""
 
     def text(self, index: int) -> str | None:
         """The text of a training recording; None if the recording is drawn at random."""
@@ -63,7 +63,7 @@ class OnDisk:
         self.corpus, self.rate = corpus, rate
         self.left_out = 0
         splits = [split for split in ("train", "valid") if only in (None, split)]
-        self._used = {split: self._fitting(getattr(corpus, split), longest) for split in splits}
+        self._used = {split: self._fitting(split, longest) for split in splits}
 
     def size(self, split: str) -> int:  # noqa: D102
         whole = len(self.corpus.split(split))
@@ -85,9 +85,9 @@ class OnDisk:
                 raise audio.AudioError(f"{utterance.path}: of a recording{part} there must be at least {shortest}")
 
     def texts(self, split: str = "train") -> Iterable[str]:  # noqa: D102
-        if split == "train":  # also of those that are left out
-            return (utterance.text for utterance in self.corpus.split(split))
-        return (utterance.text for utterance, _ in self._used[split])
+        if split == "valid":
+            return (utterance.text for utterance, _ in self._used[split])
+        return (utterance.text for utterance in self.corpus.split(split))  # of training also those that are left out
 
     def text(self, index: int) -> str | None:  # noqa: D102
         return self._used["train"][index][0].text
@@ -105,12 +105,18 @@ class OnDisk:
     def _utterance(self, split: str, index: int) -> Utterance:
         return self.corpus.split(split)[index] if split == "test" else self._used[split][index][0]
 
-    def _fitting(self, utterances: list[Utterance], longest: float) -> list[tuple[Utterance, float]]:
-        """Utterances that are neither too long nor too short, with their durations in seconds."""
-        timed = _timed(utterances)
-        fitting = [(utterance, time) for utterance, time in timed if audio.SHORTEST_SECONDS <= time <= longest]
+    def _fitting(self, split: str, longest: float) -> list[tuple[Utterance, float]]:
+        """Utterances of a split that are neither too long nor too short, with their durations in seconds."""
+        timed = _timed(getattr(self.corpus, split))
+        heard = [(utterance, time) for utterance, time in timed if time >= audio.SHORTEST_SECONDS]
+        if timed and not heard:
+            raise ValueError(
+                f"{self.corpus.name}: an utterance must be at least {1000 * audio.SHORTEST_SECONDS:g} ms of its file, "
+                f"of the {len(timed)} of {split} none is"
+            )
+        fitting = [(utterance, time) for utterance, time in heard if time <= longest]
         if timed and not fitting:
-            raise ValueError(f"longest must be at least {min(time for _, time in timed):.2f} s, got {longest}")
+            raise ValueError(f"longest must be at least {min(time for _, time in heard):.2f} s, got {longest}")
         self.left_out += len(timed) - len(fitting)
         return fitting
 
@@ -203,8 +209,11 @@ def recordings(
     utterances = OnDisk(corpus.load(folder, layout, valid=valid, test=test), rate, longest, only)
     if utterances.left_out:
         splits = "training and validation" if only is None else only
-        about = f"{utterances.left_out} utterances of {splits} are too short, or longer than {longest} s"
-        warnings.warn(about, stacklevel=2)
+        warnings.warn(
+            f"{utterances.left_out} utterances of {splits} are left out: shorter than "
+            f"{1000 * audio.SHORTEST_SECONDS:g} ms, or longer than {longest:g} s",
+            stacklevel=2,
+        )
     return utterances
 
 

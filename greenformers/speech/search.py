@@ -145,7 +145,12 @@ class _Beams:
         """Cache of the decoder's self-attention: beams share rows by a mask where that is enough, else each has one."""
         cache = DynamicCache()
         for part in places_of(cast(Any, self.model.decoder.layers))[0]:
-            masks = isinstance(part, SelfAttention) and part.mechanism.only_masks
+            masks = (
+                isinstance(part, SelfAttention)
+                and part.mechanism.only_masks
+                # How far a shared key is from a query is another distance in every beam.
+                and (part.position is None or part.position.acts != "scores")
+            )
             cache.layers.append(BeamLayer(self.history) if masks else DynamicLayer())
         return cache
 

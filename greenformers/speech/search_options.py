@@ -1,8 +1,12 @@
 """Options of the search for transcripts."""
 
+import math
 from dataclasses import dataclass
 
 from greenformers.train.settings import setting
+
+LARGEST = 1000
+"""Largest weight of a part of the score, which is in float32."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,14 @@ class Search:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
-        if not self.alpha > 0:
-            raise ValueError(f"alpha must be above 0, got {self.alpha}")
-        if not self.gamma >= 0:
-            raise ValueError(f"gamma must be at least 0, got {self.gamma}")
+        if not 0 < self.alpha <= LARGEST:
+            raise ValueError(f"alpha must be above 0 and at most {LARGEST}, got {self.alpha}")
+        if not 0 <= self.gamma <= LARGEST:
+            raise ValueError(f"gamma must be in 0..{LARGEST}, got {self.gamma}")
         if not 0 <= self.length_power <= 1:
             raise ValueError(f"length_power must be in 0..1, got {self.length_power}")
-        if self.end_threshold is not None and not self.end_threshold > 0:
-            raise ValueError(f"end_threshold must be above 0, got {self.end_threshold}")
+        if self.end_threshold is not None and not 0 < self.end_threshold < math.inf:
+            raise ValueError(f"end_threshold must be above 0 and finite, got {self.end_threshold}")
         if self.ctc_weight is not None and not 0 <= self.ctc_weight <= 1:
             raise ValueError(f"ctc_weight must be in 0..1, got {self.ctc_weight}")
         if self.shortest < 0:

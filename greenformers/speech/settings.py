@@ -1,6 +1,5 @@
 """Settings of training a speech recogniser; the default network is that of Cahyawijaya 2021."""
 
-import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,11 @@ class SpeechSettings(Training):
     decoder_layers: int | None = setting(4, "Layers of the decoder.")
     heads: int = setting(8, "Number of heads, a divisor of the width.")
     feed_forward: int = setting(2048, "Width f of the feed-forward blocks.")
-    position: str = setting("sinusoidal", "Position encoding: learned, sinusoidal or none.")
+    position: str = setting(
+        "sinusoidal",
+        "Position encoding, a file of greenformers/position: learned, sinusoidal, rotary, alibi, t5, shaw or huang; or "
+        "none.",
+    )
     dropout: float = setting(0.1, "Dropout after the embedding and each block.")
     batch: int = setting(16, "Utterances a step, of all processes together.")
     learning_rate: float = setting(5e-4, "Highest learning rate.")
@@ -140,7 +143,9 @@ class SpeechSettings(Training):
         Raises:
             ValueError: The network that training starts from reads other features.
         """
-        before = json.loads(path.read_text())
+        from greenformers.checkpoint.files import read_json
+
+        before = read_json(path)
         for name in ("rate", "n_fft", "window", "hop"):
             if before.get(name, getattr(self, name)) != getattr(self, name):
                 raise ValueError(f"{name} must be {before[name]}, that of the run in init; got {getattr(self, name)}")

@@ -10,7 +10,7 @@ write is measured by benchmarks/speech_streaming.py.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -106,7 +106,8 @@ class Stream:
         (segment,) = self.recogniser.segments([(self._start / self.rate, sound)], words=True)
         self._words = segment.words
         self.time += perf_counter() - began
-        words = [word for word in self._unwritten() if word.end <= until]
+        # A word that was written ended where an earlier pass heard its end: the next one begins no sooner.
+        words = [replace(word, start=max(word.start, self._said)) for word in self._unwritten() if word.end <= until]
         if words:
             self._said = words[-1].end
         return [Heard(word, self.seconds) for word in words]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from greenformers.checkpoint.files import read_json
+
 SPECIAL = ("<PAD>", "<SOS>", "<EOS>")
 """Ids 0, 1 and 2."""
 
@@ -44,15 +46,21 @@ def vocabulary(texts: Iterable[str], *, max_length: int) -> PreTrainedTokenizerF
 
 
 def check_covers(
-    tokenizer: PreTrainedTokenizerFast, texts: Iterable[str], *, of: str = "the corpus", source: str = "init"
+    tokenizer: PreTrainedTokenizerFast,
+    texts: Iterable[str],
+    *,
+    of: str = "the corpus",
+    source: str = "init",
+    become: str = "are left out",
 ) -> None:
-    """Warn where a vocabulary does not have all characters of some texts, which it leaves out.
+    """Warn where a vocabulary does not have all characters of some texts.
 
     Args:
         tokenizer: The vocabulary.
         texts: The texts.
         of: Where they are from.
         source: Where the vocabulary is from.
+        become: What becomes of the others, for the message.
 
     Raises:
         ValueError: It has none of them.
@@ -65,10 +73,24 @@ def check_covers(
     if lost:
         share = lost.total() / letters.total()
         warnings.warn(
-            f"{len(lost)} characters of {of}, {share:.1%} of its texts, are left out: they are not in the "
+            f"{len(lost)} characters of {of}, {share:.1%} of its texts, {become}: they are not in the "
             f"vocabulary of {source}",
             stacklevel=2,
         )
+
+
+def read_vocabulary(folder: Path) -> PreTrainedTokenizerFast:
+    """The vocabulary in the folder of a model.
+
+    Raises:
+        FileNotFoundError: There is no tokenizer.json.
+        ValueError: It is damaged.
+    """
+    path = folder / "tokenizer.json"
+    missing = [name for name in ("added_tokens", "model") if name not in read_json(path)]
+    if missing:
+        raise ValueError(f"{path} must be that of a tokenizer, it has no {missing[0]}")
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def vocabulary_of(folder: Path) -> PreTrainedTokenizerFast:
@@ -78,8 +100,8 @@ def vocabulary_of(folder: Path) -> PreTrainedTokenizerFast:
         folder: Folder of the run's model.
 
     Raises:
-        ValueError: There is no tokenizer in the folder.
+        ValueError: There is no tokenizer in the folder, or it is damaged.
     """
     if not (folder / "tokenizer.json").is_file():
         raise ValueError(f"init must be the folder of a finished run, got {str(folder.parent)!r}")
-    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return read_vocabulary(folder)

@@ -217,7 +217,8 @@ def test_every_format_is_data_alone(monkeypatch, capsys, runs, tmp_path):
             ["--min-confidence", "0.5"],
             "min_confidence needs a run that was trained with ctc_weight and valid_transcripts, got 0.5",
         ),
-        (["--gamma", "-1"], "gamma must be at least 0, got -1.0"),
+        (["--gamma", "-1"], "gamma must be in 0..1000, got -1.0"),
+        (["--gamma", "inf"], "gamma must be in 0..1000, got inf"),
         (["--longest", "0"], "longest must be at least 1, got 0"),
         (["--ctc-weight", "1.5"], "ctc_weight must be in 0..1, got 1.5"),
     ],
@@ -331,7 +332,8 @@ def test_what_evaluate_and_transcribe_refuse(monkeypatch, capsys, runs, tmp_path
     for words, message in (
         (["--limit", "0"], "limit must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid, test, got 'dev'"),
-        (["--batch", "0"], "batch and repeats must be at least 1"),
+        (["--batch", "0"], "batch must be at least 1, got 0"),
+        (["--samples", "-1"], "samples must be at least 0, got -1"),
         (["--corpus", gone], "a corpus must be a folder or a manifest"),
         (["--width", "0"], "width must be at least 1, got 0"),
     ):

@@ -297,14 +297,14 @@ def test_runs_that_hear_otherwise_are_not_fed_sound_of_another_rate(runs, folder
 
 
 def test_runs_are_timed_on_what_each_can_read(tmp_path):
-    place = corpus(tmp_path / "tones", train=["ab"] * 4, valid=["ab"], test=["abcd" * 3])
+    place = corpus(tmp_path / "tones", train=["abcd"] * 4, valid=["ab"], test=["abcd" * 3])
     long, short = (finished(tmp_path / name, place, steps=1, longest=least) for name, least in (("a", 2.0), ("b", 0.5)))
     records, _ = evaluate([long, short], "test", search=SEARCH, repeats=1)
     assert {record.variant for record in records if record.value > 0} == {"a", "b"}
 
 
 def test_recordings_longer_than_those_that_were_learnt_from_are_scored(tmp_path):
-    place = corpus(tmp_path / "tones", train=["ab"] * 4, valid=["ab"], test=["ab", "abcd" * 3])
+    place = corpus(tmp_path / "tones", train=["abcd"] * 4, valid=["ab"], test=["ab", "abcd" * 3])
     out = finished(tmp_path / "run", place, steps=1, longest=0.5)
     _, pairs = evaluate([out], "test", search=SEARCH, repeats=1)
     assert len(pairs) == 2
@@ -324,12 +324,21 @@ def test_spoken_digits_of_a_speaker_held_out(tmp_path):
     assert [len(reference.split()) for reference, _ in found[0]] == [3, 4, 5, 6, 7]
 
 
+def test_characters_that_no_network_can_write_are_told(runs, tmp_path):
+    place = corpus(tmp_path / "strange", test=["ab", "axxb"])
+    with pytest.warns(UserWarning, match=r"^1 .* of the test split, 33\.3% of .* count as wrong: .* of dense$"):
+        evaluate(runs[:1], "test", search=SEARCH, corpus=str(place), layout="manifest", repeats=1)
+    capitals = corpus(tmp_path / "capitals", test=["AB", "C D"])
+    with pytest.raises(ValueError, match=r"^the vocabulary of dense must have characters of the test split"):
+        evaluate(runs, "test", search=SEARCH, corpus=str(capitals), layout="manifest", repeats=1)
+
+
 def test_what_is_refused(runs, tmp_path):
     for given, message in (
         ({"limit": 0}, r"limit must be at least 1, got 0"),
         ({"limit": -1}, r"limit must be at least 1, got -1"),
-        ({"batch": 0}, r"batch and repeats must be at least 1, got 0 and 5"),
-        ({"repeats": 0}, r"batch and repeats must be at least 1, got 16 and 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"repeats": 0}, "repeats must be at least 1, got 0"),
         ({"split": "dev"}, "split must be one of train, valid, test, got 'dev'"),
     ):
         with pytest.raises(ValueError, match=f"^{message}$"):

@@ -64,6 +64,13 @@ def test_json_is_one_list_whose_first_objects_are_there_early():
     assert told == ["a b.wav"]
 
 
+def test_half_a_millisecond_is_the_same_in_every_format():
+    half = Transcript(Path("a.wav"), "a", 5.8895, 1.0, None, (Segment(0.0, 5.8895, "a", -1.0),))
+    assert written("tsv", half).splitlines()[1].split("\t")[2] == "5.889"
+    assert json.loads(written("json", half))[0]["segments"][0]["end"] == 5.889
+    assert " --> 00:00:05,889\n" in written("srt", half)
+
+
 def test_subtitles_have_numbers_times_and_no_cue_of_silence():
     assert written("srt", FIRST) == (
         "1\n00:00:00,000 --> 00:00:03,000\nseven <b>\n\n2\n00:00:04,000 --> 00:00:05,250\n& two\n\n"

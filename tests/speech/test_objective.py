@@ -397,7 +397,7 @@ def test_too_long_recordings_to_choose_by_cost_no_epoch(tmp_path):
 
 def test_too_long_recordings_to_learn_from_are_told(tmp_path):
     corpus(tmp_path / "tones", train=[*["ab"] * 4, "abcdab"], valid=["ab"])
-    with pytest.warns(UserWarning, match=r"^1 .*longer than 0\.5 s$"):
+    with pytest.warns(UserWarning, match=r"^1 .* left out: .*longer than 0\.5 s$"):
         task = settings(tmp_path / "tones", longest=0.5).task()
     assert task.objective.size("train") == 4
 

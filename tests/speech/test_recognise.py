@@ -112,7 +112,22 @@ def test_a_damaged_model_is_an_error_of_the_user(out, tmp_path, name):
     shutil.copytree(out / "model", tmp_path / "model")
     path = tmp_path / "model" / name
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises((ValueError, OSError)):
+    with pytest.raises(ValueError, match=rf"^{path} is "):
+        Recogniser.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", "[]", "must hold a JSON object, got a list"),
+        ("tokenizer.json", "{}", "must be that of a tokenizer, it has no added_tokens"),
+    ],
+)
+def test_a_file_of_something_else_is_an_error_of_the_user(out, tmp_path, name, content, message):
+    shutil.copytree(out / "model", tmp_path / "model")
+    path = tmp_path / "model" / name
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"^{path} {message}$"):
         Recogniser.load(tmp_path)
 
 
@@ -124,6 +139,11 @@ def test_a_batch_writes_what_each_alone_would(recogniser):
     done = []
     assert recognised(recogniser, iter(waveforms()), batch=5, progress=done.append) == together
     assert done == [5, 10, 12]
+
+
+def test_a_batch_of_nothing_is_refused(recogniser):
+    with pytest.raises(ValueError, match=r"^a batch must have at least 1 utterance, got 0$"):
+        recogniser.texts([])
 
 
 def test_how_sure_it_is_does_not_depend_on_the_rest_of_the_batch(recogniser):

@@ -50,6 +50,18 @@ def test_all_too_long_names_the_shortest(tmp_path):
         on_disk(every, 0.3)
 
 
+def test_the_shortest_to_allow_is_one_that_can_be_heard(tmp_path):
+    every = [utterance(tmp_path, "abcd"), utterance(tmp_path, "ab", start=0.23)]
+    with pytest.raises(ValueError, match=r"^longest must be at least 0\.48 s, got 0\.3$"):
+        on_disk(every, 0.3)
+    for start in (0.23, 50.0):  # no `longest` helps
+        short = [utterance(tmp_path, "ab", start=start)]
+        for train, valid, split in ((short, every, "train"), (every, short, "valid")):
+            about = f"made: an utterance must be at least 40 ms of its file, of the 1 of {split} none is"
+            with pytest.raises(ValueError, match=f"^{about}$"):
+                on_disk(train, valid=valid)
+
+
 def test_a_split_that_is_missing(tmp_path):
     found = on_disk([utterance(tmp_path, "a")])
     with pytest.raises(ValueError, match=r"^made has no valid split$"):

@@ -48,6 +48,7 @@ VARIANTS = {
     "evolved": {"block": "evolved", "hidden_size": 12},
     "mixed decoder": {"decoder_attention": ["full", "linear_transformer"], "cross_attention": "linear_transformer"},
     "adaptive": {"depth": "adaptive", "depth_options": {"threshold": 0.3}},
+    "distances": {"position": "shaw"},
 }
 SEEDS = (2, 4)
 LOOKING_AHEAD = {"cross_attention": "dacs", "cross_attention_options": {"look_ahead": 3}}
@@ -410,13 +411,16 @@ def test_gradients_are_not_kept_and_weights_stay():
     ("options", "message"),
     [
         ({"width": 0}, "width must be at least 1, got 0"),
-        ({"alpha": 0.0}, "alpha must be above 0, got 0.0"),
-        ({"alpha": float("nan")}, "alpha must be above 0, got nan"),
-        ({"gamma": -0.1}, "gamma must be at least 0, got -0.1"),
-        ({"gamma": float("nan")}, "gamma must be at least 0, got nan"),
+        ({"alpha": 0.0}, "alpha must be above 0 and at most 1000, got 0.0"),
+        ({"alpha": math.nan}, "alpha must be above 0 and at most 1000, got nan"),
+        ({"alpha": math.inf}, "alpha must be above 0 and at most 1000, got inf"),
+        ({"gamma": -0.1}, r"gamma must be in 0\.\.1000, got -0.1"),
+        ({"gamma": math.nan}, r"gamma must be in 0\.\.1000, got nan"),
+        ({"gamma": 1e39}, r"gamma must be in 0\.\.1000, got 1e\+39"),
         ({"length_power": 1.1}, r"length_power must be in 0\.\.1, got 1.1"),
         ({"length_power": float("nan")}, r"length_power must be in 0\.\.1, got nan"),
-        ({"end_threshold": 0.0}, "end_threshold must be above 0, got 0.0"),
+        ({"end_threshold": 0.0}, "end_threshold must be above 0 and finite, got 0.0"),
+        ({"end_threshold": math.inf}, "end_threshold must be above 0 and finite, got inf"),
         ({"ctc_weight": -0.1}, r"ctc_weight must be in 0\.\.1, got -0.1"),
         ({"ctc_weight": 1.1}, r"ctc_weight must be in 0\.\.1, got 1.1"),
         ({"ctc_weight": float("nan")}, r"ctc_weight must be in 0\.\.1, got nan"),

@@ -86,6 +86,21 @@ def test_silence_and_one_endless_sound_go_on() -> None:
     assert {each.word.text for each in heard} == {"a"}
 
 
+class Unsteady(Perfect):
+    """A recogniser that hears the first word end later while it is the only one."""
+
+    def segments(self, pieces: list[tuple[float, torch.Tensor]], *, words: bool) -> list[Segment]:
+        end = len(pieces[0][1]) / RATE
+        spans = [Word("ab", 0.1, 0.5), Word("cd", 0.45, 1.0)][: 1 if end < 1.2 else 2]
+        return [Segment(0.0, end, "", 0.0, tuple(spans))]
+
+
+def test_no_word_begins_before_the_end_of_the_last() -> None:
+    recogniser: Any = Unsteady()
+    words = [each.word for each in Stream(recogniser, RATE).words(np.zeros((4, RATE // 2)))]
+    assert [(word.text, word.start, word.end) for word in words] == [("ab", 0.1, 0.5), ("cd", 0.5, 1.0)]
+
+
 def test_a_network_without_ctc_or_an_unlikely_look_ahead_is_refused() -> None:
     without: Any = SimpleNamespace(piece=2.0, model=SimpleNamespace(config=SimpleNamespace(rate=RATE, ctc_weight=0.0)))
     with pytest.raises(ValueError, match=r"trained with ctc_weight$"):

@@ -58,6 +58,8 @@ def evaluate(
     from greenformers.speech.evaluate import evaluate as scored
     from greenformers.speech.evaluate import table
 
+    if samples < 0:
+        raise ValueError(f"samples must be at least 0, got {samples}")
     terminal.quiet()
     if results is not None:
         terminal.check_results(results)
