@@ -7,7 +7,7 @@ By default the setting for a machine without a GPU: images of 14x14, 10,000 of t
 own, for a GPU: 785 positions, 8 epochs, 55,000 of the 60,000 images, in batches of 64. Beside low rank stand dense
 networks of smaller width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by AdamW and by Muon.
 The learning rate of each is that of the grid with the best accuracy on 5,000 training images of which nothing is
-learnt, after a training with seed 0: AdamW's at 0.5, 1 and 2 times 5e-4 (1e-3 with --full), Muon's at ten times these.
+learnt, after a training with seed 0: AdamW's at 0.5, 1 and 2 times 5e-4 (1e-3 with --full), Muon's at five times these.
 With several seeds, intervals are of the mean over them, seed by seed; with one, of the test images. Time is that of all
 steps, from some of them of all networks by turns. Bar: low rank at most 0.3 points below the dense network, in no more
 time. Stopped at any moment, the same command goes on.

@@ -30,8 +30,12 @@ from greenformers.train.trainer import ResumableTrainer
 DENSE = "dense"
 """Folder, among checkpoints, of those of the steps in which layers are dense."""
 
-MUON = 10
-"""Highest learning rate of Muon in units of AdamW's, where Muon is asked for without a rate."""
+MUON = 5
+"""Highest learning rate of Muon in units of AdamW's, where Muon is asked for without a rate.
+
+An update of Muon is 0.2 of its rate, in the root of the mean square of its weights, one of AdamW about the rate: then
+both are as large. At ten times, factors of low rank move too far: see docs/studies/low-rank-training.md.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Schedule:
         accumulate: Parts of a batch that are computed one after the other; a divisor of the batch size.
         learning_rate: Highest learning rate of AdamW.
         muon_rate: Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest;
-            by default AdamW trains all, or with low_rank_training "muon" ten times the learning rate. See
+            by default AdamW trains all, or with low_rank_training "muon" five times the learning rate. See
             `greenformers.train.optimizer`.
         low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`: "adamw",
             as all others; "muon", where factors are matrices inside the layers, else AdamW; "spectral", from truncated

@@ -95,7 +95,7 @@ class Training:
     muon_rate: float | None = setting(
         None,
         "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
-        "default AdamW trains all, or Muon at ten times the learning rate where low_rank_training is muon.",
+        "default AdamW trains all, or Muon at five times the learning rate where low_rank_training is muon.",
     )
     low_rank_training: str = setting(
         "adamw",
