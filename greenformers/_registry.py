@@ -1,6 +1,6 @@
 """Folders that are registries: the files in them by name, and the class that each file is named after."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -50,8 +50,8 @@ def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if option not in names:
             raise TypeError(f"{name} has no option {option!r}, it has {', '.join(names) or 'none'}")
-        if not _fits(value, hint := _hints(kind).get(option, Any)):
-            raise TypeError(f"{name}: {option} must be {_said(hint)}, got {value!r}")
+        if not fits(value, hint := _hints(kind).get(option, Any)):
+            raise TypeError(f"{name}: {option} must be {said(hint)}, got {value!r}")
 
 
 @cache
@@ -59,19 +59,26 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind.__init__)  # type: ignore[misc]
 
 
-def _fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
     """Whether a value is of a type; any value is of a type that is not plain: the class itself checks those."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(_fits(value, choice) for choice in get_args(hint))
+    kind = get_origin(hint) or hint
+    if kind in (Union, UnionType):
+        return any(fits(value, choice) for choice in get_args(hint))
     if hint in (int, float):
         return isinstance(value, int if hint is int else int | float) and not isinstance(value, bool)
     if hint in (str, bool, NoneType):
         return isinstance(value, hint)
-    return not isinstance(value, str) or not isinstance(get_origin(hint) or hint, type)
+    if hint is Any or not isinstance(kind, type):
+        return True
+    if kind is Sequence or kind is list:
+        (each,) = get_args(hint) or (Any,)
+        return isinstance(value, kind) and not isinstance(value, str) and all(fits(entry, each) for entry in value)
+    return isinstance(value, kind)
 
 
-def _said(hint: Any) -> str:
+def said(hint: Any) -> str:
+    """A type in words, for messages."""
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_said, get_args(hint)))
+        return " or ".join(dict.fromkeys(map(said, get_args(hint))))
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
-    return plain.get(hint, "several values")
+    return plain.get(hint, "values by name" if get_origin(hint) is dict else "several values")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from numbers import Integral
 from random import Random
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +34,7 @@ class Shape:
         layers: Number of layers of the network.
 
     Raises:
+        TypeError: A size is no whole number, or `causal` or `cross` neither true nor false.
         ValueError: A number is out of range.
     """
 
@@ -45,6 +47,12 @@ class Shape:
     layers: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("heads", "head_dim", "max_len", "layer", "layers"):
+            if not isinstance(size := getattr(self, name), Integral) or isinstance(size, bool):
+                raise TypeError(f"{name} must be a whole number, got {size!r}")
+        for name in ("causal", "cross"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be true or false, got {getattr(self, name)!r}")
         for name in ("heads", "head_dim", "max_len", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -108,7 +108,7 @@ class Bigbird(BlockSparse):
         if traced and key_mask is not None and self.padding == "own":
             raise ValueError("padding must be 'batch' where bigbird is traced with a mask, got 'own'")
         # Where operations are counted, texts count as long as the batch.
-        if key_mask is None or text is None or self.padding == "batch" or is_traced(q):
+        if key_mask is None or text is None or not len(q) or self.padding == "batch" or is_traced(q):
             return self.from_the_front(q, k, v, key_mask)
         texts: dict[tuple[int, int], list[int]] = {}  # the rows of each first position and length
         for row, text_at in enumerate(zip(first_of(text).tolist(), length_of(text).tolist(), strict=True)):

@@ -87,7 +87,7 @@ class Linformer(Attention):
         self,
         shape: Shape,
         *,
-        k: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
+        k: int | Sequence[int | Sequence[int]] | None = None,
         sharing: Sharing = "headwise",
         projection: Projection = "linear",
         dropout: float = 0.0,

@@ -165,7 +165,7 @@ def segment_means(
     text = torch.ones_like(mask) if text is None else text
     batch, heads, length, dim = x.shape
     rows = _segments(text, segments) + segments * torch.arange(batch, device=x.device)[:, None]
-    flat = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, -1)
+    flat = exact(x.masked_fill(~mask[:, None, :, None], 0.0)).transpose(1, 2).reshape(batch * length, heads * dim)
     sums = flat.new_zeros(batch * segments, heads * dim).index_add(0, rows.flatten(), flat)
     count = flat.new_zeros(batch * segments).index_add(0, rows.flatten(), mask.flatten().to(flat.dtype))
     means = (sums / count.clamp(min=1)[:, None]).to(x.dtype)

@@ -5,6 +5,7 @@ arXiv:2006.04152; CALM, Schuster 2022, arXiv:2207.07061). How sure they must be 
 learnt from, so that no more is lost than is allowed. See `greenformers.changes._exit_modules` for the formulas.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,8 +57,8 @@ class Exits(Change):
         for name in ("steps", "batch_size", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be above 0 and finite, got {self.learning_rate}")
         if self.after is not None and (not self.after or sorted(set(self.after)) != list(self.after)):
             raise ValueError(f"after must be ascending numbers of layers, got {', '.join(map(str, self.after))}")
         if not 0 < self.lose < 1:

@@ -3,6 +3,7 @@
 The losses are those of `greenformers.changes._student`.
 """
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
@@ -98,10 +99,10 @@ class Heal(Change):
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be above 0 and finite, got {self.learning_rate}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
         if self.samples is not None and self.samples < 2:
             raise ValueError(f"samples must be at least 2, got {self.samples}")
         if self.augment is not None and not 0 < self.augment < 1:
@@ -116,8 +117,8 @@ class Heal(Change):
             if self.aware or self.patience is not None:
                 other = "aware" if self.aware else "patience"
                 raise ValueError(f"movement and {other} exclude each other: heal once with each")
-        if self.muon_rate is not None and not self.muon_rate > 0:
-            raise ValueError(f"muon_rate must be above 0, got {self.muon_rate}")
+        if self.muon_rate is not None and not 0 < self.muon_rate < math.inf:
+            raise ValueError(f"muon_rate must be above 0 and finite, got {self.muon_rate}")
         if self.muon_rate is not None and (self.movement is not None or self.shard):
             other = "shard" if self.shard else "movement"
             raise ValueError(f"muon_rate and {other} exclude each other: Muon makes one update of a whole matrix")

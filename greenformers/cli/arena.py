@@ -54,6 +54,7 @@ def arena(
     """
     from greenformers.arena.grid import carried_out, planned
     from greenformers.arena.lock import locked
+    from greenformers.arena.protocol import TASKS
     from greenformers.arena.records import records_of
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
@@ -64,6 +65,8 @@ def arena(
     console = terminal.console()
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is none")
+    if grid.data is not None and all(name in TASKS and TASKS[name].folder is None for name in grid.tasks):
+        raise ValueError(f"data is for text, retrieval and pixels, the tasks are {', '.join(grid.tasks)}")
     terminal.check_folder(references, "references")
     if results is not None:
         terminal.check_results(results)

@@ -26,6 +26,7 @@ EXAMPLES = (
 
 @from_fields
 def bench(
+    typed: typer.Context,
     *,
     variants: Annotated[
         str | None,
@@ -65,6 +66,11 @@ def bench(
     from greenformers.report.published import STUDY, absent
     from greenformers.report.study import write
 
+    if not energy and terminal.is_typed(typed, "country"):
+        raise ValueError(f"country is of the energy, which is not measured; got {country}")
+    for name, numbers in (("lengths", lengths), ("ranks", ranks)):
+        if not terminal.numbers(name, numbers):
+            raise ValueError(f"{name} must be at least one whole number, got {numbers!r}")
     terminal.quiet()
     console = terminal.console()
     how = replace(how, memory=None if memory is None else memory * 2**30, country=country if energy else None)

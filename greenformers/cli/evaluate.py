@@ -25,7 +25,9 @@ def evaluate(
     no_repeat: NoRepeat = None,
     min_new_tokens: MinNewTokens = None,
     batch: Batch = 64,
-    samples: Annotated[int, typer.Option(help="seq2seq: number of translations or summaries that are shown.")] = 3,
+    samples: Annotated[
+        int | None, typer.Option(help="seq2seq: number of translations or summaries that are shown. 3 if not given.")
+    ] = None,
     results: Results = None,
 ) -> None:
     """Score a trained run on a split of its data set."""
@@ -33,17 +35,20 @@ def evaluate(
     from greenformers.train.evaluate import BEAMS, records
     from greenformers.train.evaluate import evaluate as scored
 
-    if samples < 0:
+    if samples is not None and samples < 0:
         raise ValueError(f"samples must be at least 0, got {samples}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     terminal.quiet()
     if results is not None:
         terminal.check_results(results)
     console = terminal.console()
     typed = {"beams": beams, "length_penalty": length_penalty, "no_repeat": no_repeat, "min_new_tokens": min_new_tokens}
     typed = {name: value for name, value in typed.items() if value is not None}
-    writing = replace(BEAMS, **typed) if typed else None  # type: ignore[arg-type]
+    # Of runs that write no text, what is said of texts is refused.
+    writing = replace(BEAMS, **typed) if typed or samples is not None else None  # type: ignore[arg-type]
     evaluation = scored(run_folder, split, folder=folder, writing=writing, batch_size=batch)
-    for text in evaluation.texts[:samples]:
+    for text in evaluation.texts[: 3 if samples is None else samples]:
         console.print(text, markup=False, soft_wrap=True)
     for name, value in evaluation.scores.items():
         console.print(_line(f"{split} {name}", value, evaluation.intervals.get(name)), markup=False)

@@ -44,6 +44,8 @@ def generate(
 
     if not sample and (temperature, top_k, top_p, seed) != (1.0, 0, 1.0, None):
         raise ValueError("temperature, top_k, top_p and seed are of sampling: give --sample too")
+    if seed is not None and not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be in 0..{2**32 - 1}, got {seed}")
     terminal.quiet()
     lines = read_lines(prompts) if prompts else []
     if "" in lines:

@@ -13,6 +13,7 @@ EXAMPLES = ("greenformers report results/bench.jsonl",)
 
 
 def report(
+    given: typer.Context,
     records: Annotated[Path, typer.Argument(help="JSONL file of records.")],
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
     markdown: Annotated[bool, typer.Option("--markdown", help="Only print the table, as Markdown.")] = False,
@@ -26,6 +27,8 @@ def report(
 
     if not markdown:
         terminal.check_page(out, "out")
+    elif terminal.is_typed(given, "out"):
+        raise ValueError(f"--markdown only prints: --out would have no effect, got {out}")
     latest = newest(read(records))
     if markdown:
         print(table_in_markdown(latest), end="")

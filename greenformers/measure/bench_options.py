@@ -80,6 +80,8 @@ class How:
             raise ValueError(f"mode must be of {', '.join(MODES)}; got {unknown[0]!r}")
         if self.tokens < 1 or self.repeats < 1:
             raise ValueError(f"tokens and repeats must be at least 1, got {self.tokens} and {self.repeats}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}; got {self.precision!r}")
         device_of(self.device)

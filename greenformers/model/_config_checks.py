@@ -1,8 +1,8 @@
 """What a configuration must keep to: names that it knows, sizes, and entries of slots that fit each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from transformers import PreTrainedConfig
@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 from greenformers import blocks
 from greenformers import depth as depths
 from greenformers import position as positions
+from greenformers._registry import fits, said
 from greenformers.attention import attention_class
 from greenformers.model.slots import PROJECTIONS, SHARED, SLOTS, choices
 
@@ -44,6 +45,18 @@ def check_names(given: Iterable[str], options: Iterable[str]) -> None:
             raise TypeError(f"GreenformerConfig takes no option {name!r}; did you mean {close[0]!r}?")
 
 
+def check_types(config: PreTrainedConfig, hints: Mapping[str, Any]) -> None:
+    """Raise TypeError for a number, a flag or options of another type than the annotation says.
+
+    Names are checked with their slots; several tokens may end a text.
+    """
+    for name, hint in hints.items():
+        if str in (hint, *get_args(hint)) or name == "eos_token_id":
+            continue
+        if not fits(getattr(config, name), hint):
+            raise TypeError(f"{name} must be {said(hint)}, got {getattr(config, name)!r}")
+
+
 def check_sizes(config: PreTrainedConfig) -> None:
     """Raise ValueError for sizes that are out of range, or do not divide each other."""
     for name in (
@@ -73,6 +86,13 @@ def check_sizes(config: PreTrainedConfig) -> None:
             f"num_key_value_heads must divide num_attention_heads {config.num_attention_heads}, "
             f"got {config.num_key_value_heads}"
         )
+    for name in ("layer_norm_eps", "initializer_range"):
+        if (number := getattr(config, name)) is not None and not 0 <= number < float("inf"):
+            raise ValueError(f"{name} must be at least 0 and finite, got {number}")
+    if not 0 <= config.hidden_dropout_prob <= 1:
+        raise ValueError(f"hidden_dropout_prob must be in 0..1, got {config.hidden_dropout_prob}")
+    if config.vocab_size and not 0 <= (config.pad_token_id or 0) < config.vocab_size:
+        raise ValueError(f"pad_token_id must be in 0..{config.vocab_size - 1}, got {config.pad_token_id}")
     if config.type_vocab_size < 0:
         raise ValueError(f"type_vocab_size must be at least 0, got {config.type_vocab_size}")
     if config.type_vocab_size and config.vocab_size is None:

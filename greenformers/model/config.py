@@ -11,7 +11,7 @@ from greenformers import blocks
 from greenformers import depth as depths
 from greenformers import position as positions
 from greenformers.attention import attention_class
-from greenformers.model._config_checks import PROBLEMS, check_names, check_sizes, check_slots
+from greenformers.model._config_checks import PROBLEMS, check_names, check_sizes, check_slots, check_types
 from greenformers.model.slots import DEFAULTS, SHAPES, SLOTS
 
 Rank = int | dict[str, int | None] | None
@@ -96,7 +96,7 @@ class GreenformerConfig(PreTrainedConfig):
 
     Raises:
         ValueError: A value is out of range, or a slot does not take it.
-        TypeError: The name of an option is misspelt, or that of another model.
+        TypeError: The name of an option is misspelt, or that of another model; or a value is of another type.
     """
 
     model_type = "greenformer"
@@ -174,6 +174,7 @@ class GreenformerConfig(PreTrainedConfig):
         if self.transformers_version is None:
             check_names(kwargs, type(self).__annotations__)
         super().__post_init__(**kwargs)
+        check_types(self, GreenformerConfig.__annotations__)
         if self.num_labels is None or self.num_labels < 1:
             raise ValueError(f"num_labels must be at least 1, got {self.num_labels}")
         if self.problem_type not in (None, *PROBLEMS):

@@ -24,7 +24,7 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
 from greenformers.model.packed import Lengths, is_one_text, packing
-from greenformers.model.stack import Ran, mean_of, of_keys, rotation_of, run, through
+from greenformers.model.stack import Ran, kept_by, mean_of, of_keys, rotation_of, run, through
 from greenformers.position import Rotation
 
 Block = Callable[[Tensor], tuple[Tensor, Tensor | None]]
@@ -397,7 +397,7 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             raise ValueError(
                 f"encoder_attention_mask must be {tuple(encoder_output.shape[:2])}, got {tuple(mask.shape)}"
             )
-        return mask.bool()
+        return kept_by("encoder_attention_mask", mask, read=mask.device.type == "cpu")
 
     def _places(self, mask: Tensor | None, tokens: Tensor, past: int) -> tuple[Tensor | None, Tensor | None]:
         """Key mask (B, P) and positions (B, N) of the tokens, None where they are the default."""
@@ -409,8 +409,9 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             return None, here if past else None
         if mask.shape != (batch, total):
             raise ValueError(f"attention_mask must be {(batch, total)}, got {tuple(mask.shape)}")
-        key_mask = mask.bool()
         # Without a mask kernels are faster; on a GPU it takes a wait to know, which one further token is not worth.
-        if (mask.device.type == "cpu" or length > 1) and not is_traced(mask) and bool(key_mask.all()):
+        read = mask.device.type == "cpu" or length > 1
+        key_mask = kept_by("attention_mask", mask, read=read)
+        if read and not is_traced(mask) and bool(key_mask.all()):
             return self._places(None, tokens, past)
         return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]

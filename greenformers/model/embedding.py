@@ -78,8 +78,18 @@ class Placed(nn.Module):
         if types.shape != x.shape[:2]:
             raise ValueError(f"token_type_ids must be {tuple(x.shape[:2])}, got {tuple(types.shape)}")
         number = self.config.type_vocab_size or 1  # without types all are 0, as tokenizers return them
-        if not is_traced(types) and not 0 <= int(types.min()) <= (most := int(types.max())) < number:
-            raise ValueError(f"token_type_ids must be in 0..{number - 1} (type_vocab_size), got {most}")
+        if not is_traced(types) and (others := types[(types < 0) | (types >= number)]).numel():
+            raise ValueError(f"token_type_ids must be in 0..{number - 1} (type_vocab_size), got {others[0].item()}")
+
+    def _check_tokens(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.is_floating_point():
+            raise ValueError(f"input_ids must be whole numbers (B, N), got {ids.dtype} {tuple(ids.shape)}")
+        number = self.config.vocab_size or 1
+        # One further token comes from the network itself; on a GPU it takes a wait to know.
+        if ids.shape[1] == 1 or ids.device.type != "cpu" or is_traced(ids):
+            return
+        if (others := ids[(ids < 0) | (ids >= number)]).numel():
+            raise ValueError(f"input_ids must be in 0..{number - 1} (vocab_size), got {others[0].item()}")
 
 
 class Embedding(Placed):
@@ -111,7 +121,7 @@ class Embedding(Placed):
             types: Token types, as in `place`.
 
         Raises:
-            ValueError: The input is of a kind the network does not take, or too long.
+            ValueError: The input is of a kind the network does not take, too long, or has tokens out of range.
         """
         accepted = ["input_ids", "inputs_embeds"] if self.config.vocab_size is not None else ["input_values"]
         inputs = {"input_ids": input_ids, "input_values": input_values, "inputs_embeds": inputs_embeds}
@@ -121,6 +131,7 @@ class Embedding(Placed):
         if inputs_embeds is not None:
             x = inputs_embeds
         elif input_ids is not None:
+            self._check_tokens(input_ids)
             x = self.word(input_ids)
         else:
             values = self.value(input_values)

@@ -26,7 +26,7 @@ from greenformers.model.norm import norm_of
 from greenformers.model.outputs import EncoderOutput
 from greenformers.model.packed import Lengths, is_one_text, packing
 from greenformers.model.slots import SHARED
-from greenformers.model.stack import mean_of, of_keys, run
+from greenformers.model.stack import kept_by, mean_of, of_keys, run
 from greenformers.position import Position
 
 
@@ -320,7 +320,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
             return None
         if mask.shape != given.shape[:2]:
             raise ValueError(f"{name} must be {tuple(given.shape[:2])}, got {tuple(mask.shape)}")
-        return F.pad(mask.bool(), (1, 0), value=True) if has_cls else mask.bool()
+        kept = kept_by(name, mask)
+        return F.pad(kept, (1, 0), value=True) if has_cls else kept
 
     def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:
         if self.pool is not None:

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greenformers.attention._aligned import is_traced
 from greenformers.depth import Depth
 from greenformers.model.config import GreenformerConfig
 
@@ -51,8 +52,15 @@ def token_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Te
         labels: Right tokens (...), -100 at positions without a label.
         items: Divisor of the sum; by default the number of labels. For a batch spread over processes or steps, the
             number of labels of the whole batch: losses of the parts then add up to that of the whole.
+
+    Raises:
+        ValueError: A label is none of the V, nor -100.
     """
     labels = labels.flatten()
+    if labels.device.type == "cpu" and not is_traced(labels):
+        others = labels[((labels < 0) | (labels >= logits.shape[-1])) & (labels != IGNORED)]
+        if others.numel():
+            raise ValueError(f"labels must be in 0..{logits.shape[-1] - 1} or {IGNORED}, got {others[0].item()}")
     if logits.element_size() < 4:
         logits = logits.float()  # a sum over a vocabulary loses too much in half precision
     total = F.cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")

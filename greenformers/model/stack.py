@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from greenformers.attention._aligned import is_traced
 from greenformers.attention._contract import accurate
 from greenformers.depth import Depth, Exits, Running
 from greenformers.model.block import BlockLayer, EncoderLayer, feed
@@ -215,6 +216,24 @@ def _feed_forward(
 ) -> tuple[Tensor, Tensor | None]:
     added, loss = feed(layer.feed_forward, layer.feed_forward_norm(x), key_mask, choice)
     return layer.dropout(added), loss
+
+
+def kept_by(name: str, mask: Tensor, *, read: bool = True) -> Tensor:
+    """A mask of 1 or True = keep and 0 or False = not, as True = keep.
+
+    Args:
+        name: Name of the mask, for the message.
+        mask: The mask, of any shape.
+        read: Whether its values may be read, for which a GPU waits.
+
+    Raises:
+        ValueError: A value is neither 0 nor 1; of what is added to scores, 0 would be taken for "not".
+    """
+    if read and mask.dtype != torch.bool and not is_traced(mask):
+        others = mask[(mask != 0) & (mask != 1)]
+        if others.numel():
+            raise ValueError(f"{name} must be 1 where a position is kept and 0 elsewhere, got {others[0].item()}")
+    return mask.bool()
 
 
 def of_keys(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -1,5 +1,6 @@
 """Training of one model for an objective, by a schedule; the result is the trained model and its history."""
 
+import math
 import os
 import tempfile
 from contextlib import nullcontext
@@ -111,10 +112,9 @@ class Schedule:
             raise ValueError(f"seed must be in 0..{2**32 - 1}, got {self.seed}")
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate must divide the batch, {self.batch_size}, got {self.accumulate}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, got {self.learning_rate}")
-        if self.muon_rate is not None and not self.muon_rate > 0:
-            raise ValueError(f"muon_rate must be above 0, got {self.muon_rate}")
+        for name in ("learning_rate", "muon_rate"):
+            if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {rate}")
         if self.muon_rate is not None and self.shard:
             raise ValueError("shard must be off with muon_rate: Muon makes one update of a whole matrix")
         self._check_low_rank_training()
@@ -122,9 +122,10 @@ class Schedule:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
         if self.decay is not None and not 0 < self.decay <= 1:
             raise ValueError(f"decay must be above 0 and at most 1, got {self.decay}")
-        for name in ("weight_decay", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        if not self.clip >= 0:
+            raise ValueError(f"clip must be at least 0, got {self.clip}")
         if self.precision not in get_args(Precision):
             raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}; got {self.precision!r}")
         if self.precision == "fp16" and not torch.cuda.is_available():

@@ -86,6 +86,40 @@ def test_a_shape_out_of_range_is_refused(options, message):
         Shape(**{"heads": 2, "head_dim": 3, "max_len": 5} | options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 2.0}, r"heads must be a whole number, got 2\.0"),
+        ({"head_dim": "3"}, "head_dim must be a whole number, got '3'"),
+        ({"layer": True, "layers": 2}, "layer must be a whole number, got True"),
+        ({"causal": "no"}, "causal must be true or false, got 'no'"),
+    ],
+)
+def test_a_shape_of_another_type_is_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        Shape(**{"heads": 2, "head_dim": 3, "max_len": 5} | options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("linformer", {"k": 4.0}, r"k must be a whole number or several values or none, got 4\.0"),
+        ("linformer", {"k": [1.5]}, r"k must be a whole number or several values or none, got \[1\.5\]"),
+        ("linformer", {"k": True}, "k must be a whole number or several values or none, got True"),
+        ("longformer", {"dilation": None}, "dilation must be a whole number or several values, got None"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(name, options, message):
+    with pytest.raises(TypeError, match=f"^{name}: {message}$"):
+        build(name, Shape(2, 3, 5), **options)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_batch_of_nothing(name):
+    x, mask = torch.zeros(0, 2, 5, 3), torch.ones(0, 5, dtype=torch.bool)
+    assert build(name, Shape(2, 3, 5)).eval()(x, x, x, mask).shape == x.shape
+
+
 def test_a_shape_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Shape(2, 3, 5).heads = 4

@@ -465,7 +465,7 @@ def test_what_cannot_be_done_is_refused_before_work(
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, "learning_rate must be above 0, got 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0 and finite, got 0"),
         ({"after": (2, 1)}, "after must be ascending numbers of layers, got 2, 1"),
         ({"lose": 1.0}, r"lose must be a share in \(0, 1\), got 1"),
         ({"by": "luck"}, "by must be of confidence, entropy, error, saturation; got 'luck'"),

@@ -266,9 +266,10 @@ def test_one_text_in_twenty_is_not_learnt_from():
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"learning_rate": 0.0}, r"learning_rate must be above 0, got 0\.0"),
-        ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"learning_rate": 0.0}, r"learning_rate must be above 0 and finite, got 0\.0"),
+        ({"learning_rate": math.nan}, "learning_rate must be above 0 and finite, got nan"),
+        ({"temperature": 0.0}, "temperature must be above 0 and finite, got 0.0"),
+        ({"learning_rate": math.inf}, "learning_rate must be above 0 and finite, got inf"),
         (
             {"weights": {"hiden": 1.0}},
             "weights must be of logits, hidden, embeddings, similarities, attention, relations; got 'hiden'",

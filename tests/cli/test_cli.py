@@ -157,7 +157,7 @@ def test_help_shows_every_setting_with_its_default(
         ("compare --hidden 0", "hidden must be at least 1, got 0"),
         ("compare --hidden 63", "num_attention_heads must divide hidden_size 63, got 4"),
         ("compare --epochs 0", "epochs must be at least 1, got 0"),
-        ("compare --learning-rate nan", "learning_rate must be above 0, got nan"),
+        ("compare --learning-rate nan", "learning_rate must be above 0 and finite, got nan"),
         (
             "compare --low-rank-training sgd",
             "low_rank_training must be one of adamw, muon, spectral, dense_first; got 'sgd'",
@@ -221,6 +221,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 def test_a_misspelt_option_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "compare", "--epoch", "3") == 2
     assert "--epochs" in capsys.readouterr().err
+
+
+def test_a_report_that_is_only_printed_has_no_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["report", "gone.jsonl", "--markdown", "--out", "page"]
+    assert "--markdown only prints: --out would have no effect, got page" in refused(monkeypatch, capsys, *words)
 
 
 def test_what_is_warned_of_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:

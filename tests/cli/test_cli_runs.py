@@ -49,6 +49,8 @@ def test_a_language_model_from_a_file_to_text(
     given = {"hidden": 12, "seed": 3, "heads": 2, "steps": 3, "tokenizer": "characters", "epochs": 25}
     assert {name: settings[name] for name in given} == given  # flags over the file over defaults
 
+    said = refused(monkeypatch, capsys, "evaluate", str(out), "--samples", "1")
+    assert "options of writing are for seq2seq" in said
     assert run(monkeypatch, "evaluate", str(out), "--split", "valid", "--batch", "7") == 0
     scores = json.loads((out / "scores.json").read_text())
     assert capsys.readouterr().out.splitlines() == [
@@ -109,6 +111,7 @@ def test_a_language_model_from_a_file_to_text(
         (["--prompt", "to", "--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
         (["--prompt", "to", "--sample", "--top-p", "2"], "top_p must be above 0 and at most 1, got 2.0"),
         (["--prompt", "to", "--sample", "--top-k", "-1"], "top_k must be at least 0, got -1"),
+        (["--prompt", "to", "--sample", "--seed", "-1"], "seed must be in 0..4294967295, got -1"),
     ):
         assert message in refused(monkeypatch, capsys, "generate", str(out), *words)
 
@@ -141,7 +144,7 @@ def test_a_translator_from_flags_to_scores(
         (["generate", str(out), "--prompt", ""], "a prompt must have at least one character, got an empty one"),
         (["generate", str(out), "--prompt", "dog", "--max-new-tokens", "0"], "max_new_tokens must be in 1..15, got 0"),
         (["evaluate", str(out), "--beams", "0"], "beams must be at least 1, got 0"),
-        (["evaluate", str(out), "--batch", "0"], "batch"),
+        (["evaluate", str(out), "--batch", "0"], "batch must be at least 1, got 0"),
         (["evaluate", str(out), "--folder", str(tmp_path / "gone")], "is not a folder"),
     ):
         assert message in refused(monkeypatch, capsys, *words)

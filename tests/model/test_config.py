@@ -1,5 +1,6 @@
 import json
 
+import numpy
 import pytest
 from networks import config
 from transformers import AutoConfig
@@ -38,6 +39,11 @@ def test_sizes_are_those_of_bert_base():
             {"input_features": 1},
             "exactly one of vocab_size (tokens) and input_features (values) must be set, got 30522 and 1",
         ),
+        ({"hidden_dropout_prob": 1.5}, "hidden_dropout_prob must be in 0..1, got 1.5"),
+        ({"layer_norm_eps": -1.0}, "layer_norm_eps must be at least 0 and finite, got -1.0"),
+        ({"initializer_range": float("nan")}, "initializer_range must be at least 0 and finite, got nan"),
+        ({"vocab_size": 37, "pad_token_id": 37}, "pad_token_id must be in 0..36, got 37"),
+        ({"vocab_size": 37, "pad_token_id": -1}, "pad_token_id must be in 0..36, got -1"),
         ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
         ({"vocab_size": None, "input_features": 0}, "input_features must be at least 1, got 0"),
         ({"residual": "backwards"}, "residual must be one of post, pre, reversible; got 'backwards'"),
@@ -65,6 +71,31 @@ def test_out_of_range(options, message):
     with pytest.raises(ValueError, match="must") as caught:
         GreenformerConfig(**SMALL | options)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hidden_size": 15.0}, "hidden_size must be a whole number, got 15.0"),
+        ({"intermediate_size": numpy.int64(5)}, f"intermediate_size must be a whole number, got {numpy.int64(5)!r}"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a whole number, got True"),
+        ({"embedding_size": "7"}, "embedding_size must be a whole number or none, got '7'"),
+        ({"attention_dropout": "0.1"}, "attention_dropout must be a number, got '0.1'"),
+        ({"bias": "no"}, "bias must be true or false or none, got 'no'"),
+        ({"rank": 2.5}, "rank must be a whole number or values by name or none or several values, got 2.5"),
+        ({"attention_options": "k=3"}, "attention_options must be values by name or several values or none, got 'k=3'"),
+        ({"pad_token_id": 1.5}, "pad_token_id must be a whole number or none, got 1.5"),
+    ],
+)
+def test_a_value_of_another_type(options, message):
+    """Numbers of NumPy among them, which no configuration can be saved with."""
+    with pytest.raises(TypeError, match="must be") as caught:
+        GreenformerConfig(**SMALL | options)
+    assert str(caught.value) == message
+
+
+def test_several_tokens_may_end_a_text():
+    assert GreenformerConfig(**SMALL, eos_token_id=[2, 3]).eos_token_id == [2, 3]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from greenformers import attention
 from greenformers.model import (
     GreenformerConfig,
     GreenformerForCausalLM,
+    GreenformerForSeq2SeqLM,
     GreenformerForSequenceClassification,
     GreenformerModel,
 )
@@ -55,6 +56,48 @@ def test_token_types_that_a_network_does_not_have() -> None:
         network(ids, token_type_ids=ids * 0 + 1)
     with pytest.raises(ValueError, match=r"^token_type_ids must be \(2, 7\), got \(2, 3\)$"):
         network(ids, token_type_ids=ids[:, :3] * 0)
+
+
+def test_a_token_type_that_is_out_of_range_is_the_one_named() -> None:
+    network, ids = drawn(type_vocab_size=2), tokens(2, 7)
+    with pytest.raises(ValueError, match=r"^token_type_ids must be in 0\.\.1 \(type_vocab_size\), got -1$"):
+        network(ids, token_type_ids=ids * 0 - 1)
+    assert network(ids[:0], token_type_ids=ids[:0])[0].shape == (0, 7, 12)
+
+
+@pytest.mark.parametrize("kind", [GreenformerModel, GreenformerForCausalLM])
+def test_tokens_out_of_range(kind: type) -> None:
+    network, ids = drawn(kind), tokens(2, 7)
+    with pytest.raises(ValueError, match=r"^input_ids must be in 0\.\.49 \(vocab_size\), got 50$"):
+        network(torch.where(ids == ids[0, 3], 50, ids))
+    with pytest.raises(ValueError, match=r"^input_ids must be in 0\.\.49 \(vocab_size\), got -100$"):
+        network(torch.where(ids == ids[0, 3], -100, ids))
+    with pytest.raises(ValueError, match=r"^input_ids must be whole numbers \(B, N\), got torch\.float32 \(2, 7\)$"):
+        network(ids.float())
+
+
+@pytest.mark.parametrize("form", [torch.bool, torch.uint8, torch.long, torch.float32])
+@pytest.mark.parametrize("kind", [GreenformerModel, GreenformerForCausalLM])
+def test_a_mask_of_keys_is_of_zeros_and_ones(kind: type, form: torch.dtype) -> None:
+    """In one that is added to scores 0 stands for "keep": it is refused, not taken for its opposite."""
+    network, ids, keep = drawn(kind), tokens(2, 7), torch.ones(2, 7, dtype=torch.bool)
+    keep[1, 4:] = False
+    torch.testing.assert_close(network(ids, keep.to(form))[0][keep], network(ids, keep)[0][keep], atol=0, rtol=0)
+    for other in (-torch.inf, 0.5, 2.0, torch.nan):
+        with pytest.raises(ValueError, match=rf"^attention_mask must be 1 where .* and 0 elsewhere, got {other}$"):
+            network(ids, torch.zeros(2, 7).masked_fill(~keep, other))
+
+
+def test_the_other_masks_are_of_zeros_and_ones() -> None:
+    ids, added = tokens(2, 7), torch.zeros(2, 7).masked_fill(tokens(2, 7) > 20, -torch.inf)
+    with pytest.raises(ValueError, match=r"^global_attention_mask must be 1 where .* got -inf$"):
+        drawn(attention="longformer")(ids, global_attention_mask=added)
+    pair = drawn(GreenformerForSeq2SeqLM, decoder_layers=1, pad_token_id=0, decoder_start_token_id=1)
+    states = pair.encoder(ids)
+    with pytest.raises(ValueError, match=r"^encoder_attention_mask must be 1 where .* got -inf$"):
+        pair(encoder_outputs=states, attention_mask=added, decoder_input_ids=ids)
+    with pytest.raises(ValueError, match=r"^attention_mask must be 1 where .* got -inf$"):
+        pair(ids, decoder_input_ids=ids, decoder_attention_mask=added)
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "rotary"])

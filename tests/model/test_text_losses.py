@@ -145,3 +145,11 @@ def test_tags_of_values():
     total, count = by_hand(out.logits, labels)
     assert count == B * N
     torch.testing.assert_close(out.loss, total / count, **CLOSE)
+
+
+def test_a_label_out_of_range():
+    logits = torch.zeros(2, 3, 7)
+    for other in (7, -1):
+        labels = torch.tensor([[0, 6, -100], [1, other, -100]])
+        with pytest.raises(ValueError, match=rf"^labels must be in 0\.\.6 or -100, got {other}$"):
+            token_loss(logits, labels, None)

@@ -103,7 +103,7 @@ def test_it_learns_more_in_as_many_steps_where_ranks_are_low(tmp_path: Path) -> 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"muon_rate is for matrices inside layers, and Linear has none"):
         muon_and_adamw(nn.Linear(3, 3), set(), **RATES)
-    with pytest.raises(ValueError, match=r"muon_rate must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"muon_rate must be above 0 and finite, got 0"):
         Schedule(muon_rate=0)
     with pytest.raises(ValueError, match="shard must be off with muon_rate"):
         Schedule(muon_rate=0.1, shard=True)
