@@ -212,7 +212,7 @@ WINDOW = "BertModel --attention sliding_window"
         ("BertModel --heal 6 --heal-texts one.txt", "healing needs at least 2 examples, got 1"),
         ("BertModel --heal 0 --heal-texts texts.txt", "steps must be at least 1, got 0"),
         ("BertModel --heal 6 --heal-batch 500 --heal-texts texts.txt", "batch must be at most 57, the training "),
-        ("BertModel --heal 6 --heal-rate 0 --heal-texts texts.txt", "learning_rate must be above 0 and finite, got 0.0"),
+        ("BertModel --heal 6 --heal-rate 0 --heal-texts texts.txt", "learning_rate must be above 0 and finite, got 0"),
         ("BertModel --heal 6 --heal-batch 8 --heal-texts texts.txt --teacher GPT2LMHeadModel",
          "a BertModel cannot learn from this GPT2LMHeadModel: of one example the "),
         ("BertModel --keep 0.5 --solver svd --calibrate texts.txt", "--calibrate is of no use"),
