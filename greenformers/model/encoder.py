@@ -320,8 +320,8 @@ class GreenformerModel(GreenformerPreTrainedModel):
             return None
         if mask.shape != given.shape[:2]:
             raise ValueError(f"{name} must be {tuple(given.shape[:2])}, got {tuple(mask.shape)}")
-        kept = kept_by(name, mask)
-        return F.pad(kept, (1, 0), value=True) if has_cls else kept
+        mask = kept_by(name, mask)
+        return F.pad(mask, (1, 0), value=True) if has_cls else mask
 
     def _pool(self, x: Tensor, key_mask: Tensor | None) -> Float[Tensor, "B d"]:
         if self.pool is not None:
