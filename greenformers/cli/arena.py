@@ -65,8 +65,9 @@ def arena(
     console = terminal.console()
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is none")
-    if grid.data is not None and all(name in TASKS and TASKS[name].folder is None for name in grid.tasks):
-        raise ValueError(f"data is for text, retrieval and pixels, the tasks are {', '.join(grid.tasks)}")
+    reading = [name for name, task in TASKS.items() if task.folder is not None]
+    if grid.data is not None and all(name in TASKS and name not in reading for name in grid.tasks):
+        raise ValueError(f"data is for {', '.join(reading)}; the tasks are {', '.join(grid.tasks)}")
     terminal.check_folder(references, "references")
     if results is not None:
         terminal.check_results(results)

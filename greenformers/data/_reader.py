@@ -235,18 +235,20 @@ class Reader:
         if self.task == "causal_lm":  # which reads blocks of all texts, one behind the other
             return 0
         tokenizer: Any = self.tokenizer
-        more = {"return_attention_mask": False, "verbose": False}
-        longer = 0
-        for segments in texts.segments:
-            if self._reads_pairs(texts):
-                rows = [tokenizer(*segments, **more)["input_ids"]]
-            elif texts.translated:
+        together = self._reads_pairs(texts)
+
+        def count(*segments: str, **more: str) -> int:
+            return len(tokenizer(*segments, **more, verbose=False)["input_ids"])
+
+        def longest(segments: tuple[str, ...]) -> int:
+            if together:
+                return count(*segments)
+            if texts.translated:
                 source, target = segments
-                rows = [tokenizer(source, **more)["input_ids"], tokenizer(text_target=target, **more)["input_ids"]]
-            else:
-                rows = [tokenizer(text, **more)["input_ids"] for text in segments]
-            longer += any(len(row) > self.length for row in rows)
-        return longer
+                return max(count(source), count(text_target=target))
+            return max(map(count, segments))
+
+        return sum(longest(segments) > self.length for segments in texts.segments)
 
     def _pairs(self, texts: Texts) -> Iterator[Row]:
         assert self.tokenizer is not None
