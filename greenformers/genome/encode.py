@@ -19,6 +19,7 @@ from greenformers.genome.diplotype import ALPHABETS, Haplotype, diplotype, text
 from greenformers.genome.files import GenomeError, Region, checked
 from greenformers.genome.read_options import Thresholds
 from greenformers.genome.reference import Reference
+from greenformers.genome.vcf import SUFFIXES
 
 MODES = ("diplotype", "haplotype")
 STRUCTURAL = ("unknown", "refuse")
@@ -140,8 +141,8 @@ def people(path: Path) -> list[str]:
     """
     module = reads if is_reads(path) else assemblies if assemblies.is_assembly(path) else variants
     checked(path)
-    if module is variants and not path.name.lower().endswith(variants.SUFFIXES):
-        kinds = f"reads (.bam, .cram), variants ({', '.join(variants.SUFFIXES)}) or haplotypes (.fa, .fasta, .fna)"
+    if module is variants and not path.name.lower().endswith(SUFFIXES):
+        kinds = f"reads (.bam, .cram), variants ({', '.join(SUFFIXES)}) or haplotypes (.fa, .fasta, .fna)"
         raise GenomeError(f"{path}: must be a file of {kinds}")
     names = module.people(path)
     if not names:

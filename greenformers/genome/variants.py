@@ -17,30 +17,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from greenformers.genome.alleles import MISSING, Edit, Site, edit_of, reach
+from greenformers.genome.alleles import MISSING, Edit, Site, edit_of
 from greenformers.genome.diplotype import Haplotype, N, encoded
-from greenformers.genome.files import (
-    INDEXES,
-    GenomeError,
-    Region,
-    check_people,
-    checked,
-    htslib,
-    index_of,
-    matched,
-    named,
-    told,
-    whole,
-)  # fmt: skip
+from greenformers.genome.files import GenomeError, Region, told
 from greenformers.genome.reference import Reference
+from greenformers.genome.vcf import opened, placed, records
 
 Genotype = tuple[tuple[int, ...], bool]
 """The alleles of a call, -1 where missing, and whether they are phased."""
-
-SUFFIXES = (".vcf", ".vcf.gz", ".bcf")
-"""Suffixes of files of variants."""
 
 # Names that a list of htslib cannot have: it splits it at commas, ^ before it leaves people out, and - is everybody.
 _UNLISTED = re.compile(r"[\^-]|.*,")
@@ -201,7 +186,7 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
     variants, columns = Variants(bases, [], [], []), None
     if people is not None and not people:
         raise ValueError("people must name at least one")
-    with told(path, "damaged"), _opened(path) as file:
+    with told(path, "damaged"), opened(path) as file:
         names = list(file.header.samples)
         if not names:
             raise GenomeError(f"{path}: has no genotypes, only sites")
@@ -219,7 +204,7 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
         variants.people = names if people is None else [name for name in names if name in chosen]
         genotypes: dict[str, Genotype] = {}
         phase_sets: dict[int, set[str]] = {}
-        for record in _records(file, path, region):
+        for record in records(file, path, region):
             variants.records += 1
             _add(variants, record, region, path, genotypes, phase_sets, columns)
     _take_apart(variants, [number for number, sets in phase_sets.items() if len(sets) > 1])
@@ -228,21 +213,8 @@ def read(path: Path, reference: Reference, region: Region, people: Sequence[str]
 
 def people(path: Path) -> list[str]:
     """Names of the people in a file."""
-    with told(path, "no VCF or BCF file that can be read"), _opened(path) as file:
+    with told(path, "no VCF or BCF file that can be read"), opened(path) as file:
         return list(file.header.samples)
-
-
-def _opened(path: Path) -> Any:
-    pysam, name = htslib(), checked(path)
-    if not path.name.lower().endswith(SUFFIXES):
-        raise GenomeError(f"{path}: variants must be in a .vcf, .vcf.gz or .bcf file")
-    whole(path)
-    try:
-        with told(path, "no VCF or BCF file that can be read"):
-            return pysam.VariantFile(name)
-    except GenomeError:
-        check_people(path)
-        raise
 
 
 def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, list[str], dict[str, str]]]:
@@ -256,11 +228,11 @@ def sites(path: Path, region: Region, bases: str) -> Iterator[tuple[int, str, li
     Raises:
         GenomeError: The file cannot be used, or is of another reference.
     """
-    with told(path, "damaged"), _opened(path) as file:
+    with told(path, "damaged"), opened(path) as file:
         # Reading genotypes would cost time.
         file.subset_samples([])
-        for record in _records(file, path, region):
-            start, ref, alts = _placed(record, region, bases, path)
+        for record in records(file, path, region):
+            start, ref, alts = placed(record, region, bases, path)
             info = (part.partition("=") for part in record[7].split(";"))
             if alts:
                 yield start, ref, alts, {name: value for name, _, value in info}
@@ -275,81 +247,17 @@ def names(path: Path, region: Region) -> dict[int, str]:
     Raises:
         GenomeError: The file cannot be used.
     """
-    with told(path, "damaged"), _opened(path) as file:
+    with told(path, "damaged"), opened(path) as file:
         if len(file.header.samples):
             file.subset_samples([])
         names_at: dict[int, list[str]] = {}
-        for record in _records(file, path, region):
+        for record in records(file, path, region):
             position, name = int(record[1]), record[2]
             edits = [edit_of(position, record[3].upper(), alt.upper()) for alt in record[4].split(",")]
             for place in {position if edit is None else edit.start - (not edit.removed) for edit in edits}:
                 if name != "." and name not in names_at.setdefault(place, []):
                     names_at[place].append(name)
     return {place: "/".join(own) for place, own in names_at.items() if own}
-
-
-def _placed(record: list[str], region: Region, bases: str, path: Path) -> tuple[int, str, list[str]]:
-    """Start in the region, reference and alternatives of a record, whose reference is checked."""
-    start, ref = int(record[1]) - 1 - region.start, record[3].upper()
-    inside = bases[max(start, 0) : max(start + len(ref), 0)]
-    ours = ref[max(-start, 0) : max(-start, 0) + len(inside)]
-    if any(theirs != here for theirs, here in zip(ours, inside, strict=True) if "N" not in (theirs, here)):
-        mismatch = f"at {record[0]}:{record[1]} it has {ref[:20]} for the reference's {inside[:20]}"
-        raise GenomeError(f"{path}: is not of this reference, {mismatch}")
-    # Names of contigs in breakends have small letters too.
-    alts = [alt if re.search(r"[\[\]<]", alt) else alt.upper() for alt in record[4].split(",")]
-    return start, ref, [] if alts == ["."] else alts
-
-
-def _records(file: Any, path: Path, region: Region) -> Iterator[list[str]]:
-    """The columns of the records that overlap a region."""
-    kind = next((kind for kind in INDEXES if path.name.lower().endswith(kind)), None)
-    contigs = len(file.header.contigs) if kind == ".bcf" else None
-    index = None if kind is None else index_of(path, INDEXES[kind], contigs, needed=False)
-    header_contigs = set(file.header.contigs)
-    if index is not None and kind == ".vcf.gz":
-        # A header need not name all contigs.
-        with htslib().TabixFile(str(path.resolve()), index=index) as lines:
-            index_contigs = lines.contigs
-        first = next(iter(file), None)
-        if first is not None and first.chrom not in index_contigs:
-            raise GenomeError(f"{path}: its index is of another file, it has no contig {first.chrom}")
-        name = matched(region.contig, index_contigs)
-        records = file.fetch(name, region.start, region.end) if name else ()
-    else:
-        records = (
-            file.fetch()
-            if index is None
-            else file.fetch(named(region.contig, header_contigs, path), region.start, region.end)
-        )
-    seen, before = dict[str, bool](), -1
-    for record in records:
-        contig = record.chrom
-        if contig not in seen:
-            seen[contig] = matched(region.contig, [contig]) is not None
-        if not seen[contig]:
-            continue
-        if record.start < before:
-            raise GenomeError(f"{path}: must be sorted, position {record.pos} comes after {before + 1}")
-        before = record.start
-        if record.start >= region.end:
-            continue
-        inside = record.start + len(record.ref) > region.start
-        # The text of a record is long where there are many people.
-        if inside or record.alts is None or any(alt.startswith("<") for alt in record.alts):
-            columns = str(record).rstrip("\n").split("\t")
-            if inside or reach(record.start, columns[3], columns[4].split(","), columns[7]) > region.start:
-                yield columns
-    if not any(seen.values()):
-        contig = named(region.contig, header_contigs | set(seen), path)
-        if index is None:
-            elsewhere = bool(seen)
-        elif kind == ".vcf.gz":
-            elsewhere = not name and bool(index_contigs)
-        else:
-            elsewhere = not any(True for _ in file.fetch(contig)) and any(True for _ in file.fetch())
-        if elsewhere:
-            raise GenomeError(f"{path}: has no record of contig {contig}, which its header names, but of others")
 
 
 def _add(
@@ -360,7 +268,7 @@ def _add(
 
     Without columns it is one of all people.
     """
-    start, ref, alts = _placed(record, region, variants.reference, path)
+    start, ref, alts = placed(record, region, variants.reference, path)
     if record[8:9] == [] or record[8].split(":")[0] != "GT":
         raise GenomeError(f"{path}: at {record[0]}:{record[1]} it has no genotypes (GT)")
     keys = record[8].split(":")
