@@ -90,6 +90,14 @@ def unsynced() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def brief() -> Iterator[None]:
+    """Energy is read over moments: no test looks at its figure."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
+        yield
+
+
 @pytest.fixture(scope="module")
 def drafts() -> Iterator[None]:
     """Pictures are coarse, and their parts are not moved to where they fit: for tests that do not look at them."""

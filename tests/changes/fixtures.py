@@ -1,7 +1,10 @@
 """Fixtures of all tests of trained networks: small ones, always the same, on one thread."""
 
+import copy
 import signal
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -41,3 +44,26 @@ def verbosity() -> Iterator[None]:
     before = transformers.logging.get_verbosity()
     yield
     transformers.logging.set_verbosity(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def operators_once() -> Iterator[None]:
+    """Torch reads the source of 500 operators anew for every ONNX file, which takes a second: here it does so once."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    plain, known = ONNXRegistry.from_torchlib, {}
+
+    def kept(**version: int) -> Any:
+        key = tuple(version.items())
+        if key not in known:
+            known[key] = plain(**version)
+        made = copy.copy(known[key])
+        # What a file adds is for this one alone.
+        made.functions = {name: [*translations] for name, translations in made.functions.items()}
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(kept))
+        yield

@@ -1,3 +1,3 @@
-from fixtures import one_thread, quiet, seed, verbosity
+from fixtures import one_thread, operators_once, quiet, seed, verbosity
 
-__all__ = ["one_thread", "quiet", "seed", "verbosity"]
+__all__ = ["one_thread", "operators_once", "quiet", "seed", "verbosity"]

@@ -66,11 +66,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def swift(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
-
-
 def written(bert: Path, out: Path, *modules: nn.Module) -> Path:
     transformer = Transformer(str(bert), max_seq_length=LONGEST)
     SentenceTransformer(modules=[transformer, *modules], device="cpu").save(str(out), create_model_card=False)

@@ -2,20 +2,19 @@ import json
 from pathlib import Path
 
 import pytest
-from fixtures import interruptible, one_thread, quiet, seed, verbosity
+from fixtures import interruptible, one_thread, operators_once, quiet, seed, verbosity
 from models import folder, labelled, pairs, sentences, tokenizer
 from safetensors.torch import load_file, save_file
 from zoo import network
 
 from greenformers.compress import answers
 
-__all__ = ["interruptible", "one_thread", "quiet", "seed", "verbosity"]
+__all__ = ["interruptible", "one_thread", "operators_once", "quiet", "seed", "verbosity"]
 
 
 @pytest.fixture(autouse=True)
 def swift(monkeypatch: pytest.MonkeyPatch, drafts: None) -> None:  # noqa: ARG001
     """Little is measured, and pages have no pictures, or drafts: no test of this folder looks at one."""
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr(answers, "RESAMPLES", 50)
     monkeypatch.setattr("greenformers.report.page.pictures", lambda _: [])
 

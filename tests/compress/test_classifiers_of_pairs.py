@@ -112,7 +112,7 @@ def test_rows_and_batches_hold_both_texts() -> None:
     assert usual(texts, tokenizer(), classifier()) > usual(texts, tokenizer(), network("bert", "BertModel"))
 
 
-@pytest.mark.parametrize("outputs", [3, 1])
+@pytest.mark.parametrize("outputs", [1, 3])
 def test_a_classifier_of_pairs_from_a_table_to_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], outputs: int
 ) -> None:

@@ -166,7 +166,6 @@ def test_rows_are_padded_by_what_each_argument_wants() -> None:
 def test_recommend_for_images(place: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["recommend", "--model", str(place / "vit"), "--texts", str(place / "images"), "--batch", "2"]
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr("greenformers.search.lab.REPEATS", 2)
     monkeypatch.setattr("greenformers.search.lab.SECONDS", 0.0)
     monkeypatch.setattr("greenformers.search.lab.PAUSE", 0.0)

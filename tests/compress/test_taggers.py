@@ -163,7 +163,7 @@ def test_a_tagger_from_a_file_to_smaller_ones(
     assert len(scores) == 4
     assert all(0 <= score < 100 for score in scores[1:])
     assert "F1" in capsys.readouterr().out
-    exported = ["export", str(small), "--texts", str(texts), "--length", "20", "--lengths", "", "--formats", "onnx"]
+    exported = ["export", str(small), "--texts", str(texts), "--length", "20", "--lengths", "", "--formats", "openvino"]
     assert run(monkeypatch, *exported, "--out", str(tmp_path / "files")) == 0
     assert "F1" in capsys.readouterr().out
     (tmp_path / "plain.txt").write_text("\n".join(lines))

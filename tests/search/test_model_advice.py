@@ -77,7 +77,6 @@ def brief(monkeypatch: Patch) -> None:
     monkeypatch.setattr("greenformers.search.advice.REPEATS", 3)
     monkeypatch.setattr(side_by_side, "METERED", ("latency",))  # counting is of no account here
     monkeypatch.setattr("greenformers.search.search.CHANCE", 1)
-    monkeypatch.setattr("greenformers.measure.energy_of.SECONDS", 0.01)
     monkeypatch.setattr(answers, "RESAMPLES", 50)
     monkeypatch.setattr("greenformers.search.search.propose", lambda *_, **__: [])
 
