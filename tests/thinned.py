@@ -249,7 +249,7 @@ LONG = {
     "packaging/test_ways.py::test_a_quick_run_trains_and_times_a_few_ways": "others of the file, make bench",
     "search/test_model_advice.py::test_the_commands_run": "test_names_and_command_lines",
     "search/test_searching.py::test_it_is_better_than_as_many_recipes_by_chance": "it finds nearly the best of all",
-    "search/test_networks.py::test_evolution_is_better_than_chance_at_as_many_seconds": "test_only_what_is_above_the_mean",
+    "search/test_networks.py::test_evolution_is_better_than_chance_at_as_many_seconds": "test_only_what_is_above_the",
     "search/test_space.py::test_every_change_alone_is_made": "test_settings_of_every_change_are_the_mildest_first",
     "search/test_model_advice.py::test_an_encoder_whose_attention_is_its_own": "one that is low-rank already",
     "solve/test_other_outputs.py::test_experts_that_some_batches_do_not_reach": "the same of a layer",
