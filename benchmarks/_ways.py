@@ -26,7 +26,7 @@ from greenformers.measure.intervals import mean_interval
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record
 from greenformers.train.bf16 import products
-from greenformers.train.callbacks import better
+from greenformers.train.callbacks import DivergedError, better
 from greenformers.train.fit import MUON
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.run import ensure
@@ -225,7 +225,11 @@ def study(
         rate = settings.learning_rate if settings.muon_rate is None else settings.muon_rate
         slug = re.sub(r"[^\w+]+", "-", name)
         place = folder / f"{slug}-{rate:g}-{settings.seed}"
-        scores = ensure(place, settings, run.console)
+        try:
+            scores = ensure(place, settings, run.console)
+        except DivergedError as error:
+            run.console.print(f"{place.name}: {error}")
+            return Trained(settings, place, math.nan)
         return Trained(settings, place, scores[metric] if score is None else score(place, scores))
 
     tried = {name: [ended(name, own) for own in way.grid(base, plan.times)] for name, way in plan.ways.items()}

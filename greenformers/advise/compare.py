@@ -227,7 +227,7 @@ def _learnt(
             raise Stopped(history.stopped)
         own = correct(*predict(model, data.test, batch_size=256))
     except ValueError as error:  # its outputs became no numbers, say
-        raise ValueError(f"{name} cannot be compared: {error}; try a lower learning rate, or leave it out") from error
+        raise ValueError(f"{name} cannot be compared: {error}, or leave it out") from error
     return _trained(name, setting, model, data, right | {name: own}, meter, history, about), own
 
 

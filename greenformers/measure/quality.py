@@ -57,8 +57,12 @@ def correct(outputs: Tensor, labels: Tensor) -> Tensor:
 def _classes(logits: Tensor) -> Tensor:
     # argmax would take nan for the largest, and score a broken model by chance.
     if logits.isnan().any():
-        raise ValueError("logits must be numbers, got nan")
+        raise NotANumberError("logits must be numbers, got nan")
     return logits.argmax(-1)
+
+
+class NotANumberError(ValueError):
+    """A model that is to be judged has outputs that are no numbers."""
 
 
 def predict(

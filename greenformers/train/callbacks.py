@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -65,6 +65,27 @@ class ProductDecay(TrainerCallback):
         optimizer = context["optimizer"]
         if not getattr(optimizer, "step_was_skipped", False):  # an attribute of accelerate's optimisers
             decay_products(context["model"], optimizer.param_groups[0]["lr"] * args.weight_decay)
+
+
+class DivergedError(ValueError):
+    """The loss of a training, or what it is judged by, became no number."""
+
+    def __init__(self, rate: float, steps: int, what: str) -> None:
+        super().__init__(
+            f"training diverged at a learning rate of {rate:g}: {what} after {steps} steps; try a lower rate"
+        )
+
+
+class Finite(TrainerCallback):
+    """Ends a training whose loss is no number any more, as its weights will not be again.
+
+    Not one of fp16, where the loss of a step that is left out may be infinite.
+    """
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        loss = given["logs"].get("loss", 0.0)
+        if not (math.isfinite(loss) or args.fp16):
+            raise DivergedError(args.learning_rate, state.global_step, f"the loss is {loss:g}")
 
 
 def better(score: float) -> float:
@@ -175,7 +196,7 @@ def _anywhere(flag: bool) -> bool:
 
 
 class Watch(TrainerCallback):
-    """Progress bar, and the time that optimisation steps take.
+    """Progress bar, which goes with the block that it is entered for, and the time that optimisation steps take.
 
     Attributes:
         seconds: Time in optimisation steps, without data loading and evaluation.
@@ -194,6 +215,12 @@ class Watch(TrainerCallback):
             console=console,
         )
         self._task = TaskID(0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -214,6 +241,3 @@ class Watch(TrainerCallback):
         figures = [f"{name.removeprefix('eval_')} {given['logs'][name]:.4g}" for name in names if name in given["logs"]]
         if figures:
             self._progress.update(self._task, figures=" ".join(figures))
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._progress.stop()

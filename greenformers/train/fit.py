@@ -21,7 +21,7 @@ from greenformers.depth.adaptive import Adaptive
 from greenformers.train import checkpoint, low_rank
 from greenformers.train._accelerate import as_before
 from greenformers.train.bf16 import Precision, recomputed
-from greenformers.train.callbacks import Interruption, Pace, Patience, Until, Watch
+from greenformers.train.callbacks import Finite, Interruption, Pace, Patience, Until, Watch
 from greenformers.train.objective import Objective
 from greenformers.train.processes import alone, first_process, wait
 from greenformers.train.shard import is_sharded, shard
@@ -303,11 +303,11 @@ def _fit(
         again=low_rank.dense_steps(stream.steps) if way == "dense_first" else None,
         muon_rate=schedule.highest_muon_rate,
         decays_products=way == "spectral",
-        callbacks=[watch, pace, interruption, *([] if until is None else [Until(until)]), *callbacks],
+        callbacks=[watch, pace, interruption, *([] if until is None else [Until(until)]), *callbacks, Finite()],
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
-    with interruption.listening(), as_before(model):
+    with watch, interruption.listening(), as_before(model):
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
     reached = trainer.state.global_step
     stopped = interruption.signal if interruption.heeded else None

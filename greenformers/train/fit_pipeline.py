@@ -8,9 +8,10 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from greenformers.measure.quality import NotANumberError
 from greenformers.model.loss import IGNORED
 from greenformers.train import checkpoint, state
-from greenformers.train.callbacks import Interruption, Pace, Reseed, Update, Watch
+from greenformers.train.callbacks import DivergedError, Finite, Interruption, Pace, Reseed, Update, Watch
 from greenformers.train.fit import History, Schedule, trainer_arguments
 from greenformers.train.objective import Batch, Objective
 from greenformers.train.pipeline import Pipeline
@@ -51,8 +52,8 @@ def fit_pipeline(
     watch, interruption = Watch(label, console), Interruption()
     start = checkpoint.newest(folder, console.print) if resume else None
     run = _Run(model, objective, schedule, micro_batches, stages, folder, start)
-    with interruption.listening():
-        run.train([watch, interruption, *callbacks])
+    with watch, interruption.listening():
+        run.train([watch, interruption, *callbacks, Finite()])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
     progress = run.progress
     stopped = interruption.signal if interruption.heeded else None
@@ -131,7 +132,10 @@ class _Run:
         if control.should_evaluate or control.should_save:
             whole, moments = self.pipeline.gather()
             if control.should_evaluate:
-                scores = self.objective.evaluate(whole, "valid", 4 * self.schedule.batch_size)
+                try:
+                    scores = self.objective.evaluate(whole, "valid", 4 * self.schedule.batch_size)
+                except NotANumberError as error:
+                    raise DivergedError(rate, progress.global_step, "outputs are nan") from error
                 self._log(events, {f"eval_{name}": value for name, value in scores.items()})
             if control.should_save and progress.is_world_process_zero:
                 self._save(state.weights(whole), moments)

@@ -15,10 +15,11 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 from transformers.trainer_callback import PrinterCallback
 
 from greenformers._tensors import save_file
+from greenformers.measure.quality import NotANumberError
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.bf16 import AttentionInFloat32
-from greenformers.train.callbacks import ProductDecay, Reseed, Update
+from greenformers.train.callbacks import DivergedError, ProductDecay, Reseed, Update
 from greenformers.train.low_rank import factors
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
@@ -145,7 +146,10 @@ class ResumableTrainer(Trainer):
 
         The first one's scores count, so that all agree when training ends: processors differ in the last bit.
         """
-        scores = self._objective.evaluate(self.model, "valid", self.args.per_device_eval_batch_size)
+        try:
+            scores = self._objective.evaluate(self.model, "valid", self.args.per_device_eval_batch_size)
+        except NotANumberError as error:
+            raise DivergedError(self.args.learning_rate, self.state.global_step, "outputs are nan") from error
         (scores,) = broadcast_object_list([scores])
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)

@@ -3,6 +3,8 @@
 import io
 import math
 import os
+import re
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from greenformers.attention import Shape, build
 from greenformers.data import Examples, Labelled, Splits, load
 from greenformers.measure.quality import accuracy, predict
 from greenformers.model.block import EncoderLayer
-from greenformers.train.callbacks import Update
+from greenformers.train.callbacks import DivergedError, Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
 from greenformers.train.fit import History, Schedule, _has_idle_parameters, fit, per_process
@@ -79,6 +81,24 @@ def test_the_progress_bar_says_what_it_knows(digits: Splits) -> None:
     last = [line for line in console.file.getvalue().splitlines() if "my run" in line][-1]
     assert "3/3 steps" in last
     assert f"accuracy {history.curve('eval_accuracy')[-1][1]:.4g}" in last
+
+
+def test_a_training_that_diverges_ends_and_takes_its_progress_bar_with_it(digits: Splits) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    objective = ImageClassification(digits)
+    model = objective.build(objective.config(**SIZES))
+    said = "training diverged at a learning rate of 1e+30: the loss is nan after 5 steps; try a lower rate"
+    with pytest.raises(DivergedError, match=re.escape(said)):
+        fit(
+            model,
+            objective,
+            Schedule(steps=10, batch_size=40, learning_rate=1e30, warmup=0.0),
+            label="run",
+            console=console,
+        )
+    before = console.file.getvalue()
+    time.sleep(0.15)  # the bar is drawn ten times a second
+    assert console.file.getvalue() == before
 
 
 def test_the_same_seed_gives_the_same_model(digits: Splits) -> None:
