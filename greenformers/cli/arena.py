@@ -30,6 +30,7 @@ EXAMPLES = (
 
 @from_fields
 def arena(
+    given: typer.Context,
     *,
     grid: Grid,
     out: Annotated[Path, typer.Option(help="Folder of the grid; the same command goes on with it.")] = Path("arena"),
@@ -56,6 +57,7 @@ def arena(
     from greenformers.arena.lock import locked
     from greenformers.arena.protocol import TASKS
     from greenformers.arena.records import records_of
+    from greenformers.arena.speed import LENGTHS_OF
     from greenformers.measure.record import append, context
     from greenformers.report.arena import sentence, tables, write
     from greenformers.report.published import SURVEY, absent
@@ -68,6 +70,8 @@ def arena(
     reading = [name for name, task in TASKS.items() if task.folder is not None]
     if grid.data is not None and all(name in TASKS and name not in reading for name in grid.tasks):
         raise ValueError(f"data is for {', '.join(reading)}; the tasks are {', '.join(grid.tasks)}")
+    if terminal.is_typed(given, "lengths") and LENGTHS_OF not in grid.tasks:
+        raise ValueError(f"lengths are for {LENGTHS_OF}; the tasks are {', '.join(grid.tasks)}")
     terminal.check_folder(references, "references")
     if results is not None:
         terminal.check_results(results)

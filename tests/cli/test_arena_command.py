@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("drafts")
 Captured = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
 WORDS = ("arena", "--tasks", "listops", "--variants", "transformer,linformer", "--seeds", "2", "--steps", "4",
-         "--batch", "4", "--lengths", "")  # fmt: skip
+         "--batch", "4")  # fmt: skip
 PLAIN = ("--no-controls", "--no-pretrain")
 
 
@@ -138,6 +138,7 @@ def test_what_fails_is_told_and_the_grid_goes_on(out: Path, monkeypatch: Patch, 
     [(("--tasks", "listop"), "tasks must be of listops"), (("--variants", "linformr"), "variant must be one of"),
      (("--size", "huge"), "size must be one of tiny, small, paper"), (("--seeds", "0"), "seeds must be at least 1"),
      (("--tasks", "text"), "data must be the folder that holds the folder imdb, got none"),
+     (("--lengths", "1024"), "lengths are for text; the tasks are listops"),
      (("--data", "."), "data is for text, retrieval, pixels; the tasks are listops"),
      (("--variants", "sliding_window:window=0"), "variants must be usable for every task; sliding_window:window=0"),
      (("--references", "gone"), "references must be a folder that is there, got gone"),
