@@ -1,5 +1,6 @@
 """Use of a finished run: scores on any split, and text from its model."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -177,9 +178,17 @@ def written(
     if not texts:
         raise ValueError("there must be at least one prompt, got none")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(run / MODEL)
-    lengths = [len(row) for row in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
+    rows = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    lengths = [len(row) for row in rows]
     if not all(lengths):
         raise ValueError("a prompt must have at least one character, got an empty one")
+    unknown = sum(row.count(tokenizer.unk_token_id) for row in rows)
+    if unknown:
+        warnings.warn(
+            f"{unknown} of the {sum(lengths)} tokens of the prompts are not in the model's vocabulary: they are read "
+            f"as unknown",
+            stacklevel=2,
+        )
     set_seed(seed)
     room = model.config.max_position_embeddings
     if isinstance(model, GreenformerForSeq2SeqLM):

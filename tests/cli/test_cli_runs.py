@@ -72,6 +72,9 @@ def test_a_language_model_from_a_file_to_text(
     assert re.fullmatch(r"to be.{0,4}\|nobler.{0,4}\|mind.{0,4}\|", lines)
     assert run(monkeypatch, *asked) == 0
     assert capsys.readouterr().out == greedy
+    with pytest.warns(UserWarning, match=r"1 of the 5 tokens of the prompts are not in the model's vocabulary"):
+        assert run(monkeypatch, "generate", str(out), "--prompt", "to bé", "--max-new-tokens", "1") == 0
+    assert capsys.readouterr().out.startswith("to b")
     drawn = []
     for seed in ("1", "1", "2"):
         assert run(monkeypatch, *asked, "--sample", "--temperature", "3", "--top-k", "9", "--seed", seed) == 0
