@@ -85,7 +85,7 @@ def test_a_language_model_from_a_file_to_text(
     for words, message in (
         (["--prompt", ""], "a prompt must have at least one character, got an empty one"),
         ([], "there must be at least one prompt, got none"),
-        (["--prompt", "x" * 20], "a prompt must have at most 15 tokens, got one of 20"),
+        (["--prompt", "o" * 20], "a prompt must have at most 15 tokens, got one of 20"),
         (
             ["--prompt", "to", "--max-new-tokens", "15"],
             "max_new_tokens must be in 1..14 behind a prompt of 2 tokens, got 15",
