@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from inspect import signature
+from math import isfinite
 from pkgutil import iter_modules
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -45,13 +46,20 @@ def options_of(kind: type) -> list[str]:
 
 
 def check_options(name: str, kind: type, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that a class does not take, or a value of another type than it says."""
+    """Check options before a class is built with them.
+
+    Raises:
+        TypeError: The class does not take an option, or a value is of another type than it says.
+        ValueError: A number is not finite.
+    """
     names = options_of(kind)
     for option, value in options.items():
         if option not in names:
             raise TypeError(f"{name} has no option {option!r}, it has {', '.join(names) or 'none'}")
         if not fits(value, hint := _hints(kind).get(option, Any)):
             raise TypeError(f"{name}: {option} must be {said(hint)}, got {value!r}")
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{name}: {option} must be a finite number, got {value}")
 
 
 @cache

@@ -98,6 +98,17 @@ def brief() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread: a second rounds otherwise, and waits for a core where others use it."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def drafts() -> Iterator[None]:
     """Pictures are coarse, and their parts are not moved to where they fit: for tests that do not look at them."""

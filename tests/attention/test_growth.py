@@ -87,15 +87,6 @@ def test_memory_grows_as_claimed(row, training):
     assert exponent(first, last, long / short) <= most
 
 
-@pytest.fixture
-def one_thread():
-    """A second thread would wait for a core whenever something else runs on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @claimed("time")

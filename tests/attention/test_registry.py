@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,11 @@ def test_a_shape_of_another_type_is_refused(options, message):
 def test_an_option_of_another_type_is_refused(name, options, message):
     with pytest.raises(TypeError, match=f"^{name}: {message}$"):
         build(name, Shape(2, 3, 5), **options)
+
+
+def test_an_option_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match=r"^adaptive_span: penalty must be a finite number, got inf$"):
+        build("adaptive_span", Shape(2, 3, 5), penalty=math.inf)
 
 
 @pytest.mark.parametrize("name", names())

@@ -522,6 +522,7 @@ print(type(model.encoder.layers[1].feed_forward).__name__, model.encoder.layers[
 """
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_reloaded_in_a_fresh_process(tmp_path: Path):
     from safetensors.torch import save_file
 

@@ -9,15 +9,6 @@ from torch import nn
 from greenformers.measure.latency import interleaved
 
 
-@pytest.fixture
-def one_thread():
-    """A second thread would wait for a core whenever something else runs on the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def recorded(*names, **options):
     """The names in the order in which `interleaved` runs them, and what it returns."""
     ran = []
