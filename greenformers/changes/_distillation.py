@@ -18,10 +18,11 @@ from transformers import (
 )
 
 from greenformers.changes._recorded import recordable
-from greenformers.changes._student import ATTENDING, DivergedError, Student
+from greenformers.changes._student import ATTENDING, Student
 from greenformers.changes._teacher_cache import Ask, Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
 from greenformers.train.bf16 import EIGHTS, Precision
+from greenformers.train.callbacks import DivergedError
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, Schedule, fit
 from greenformers.train.objective import Batch, Example, Objective

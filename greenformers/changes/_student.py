@@ -32,6 +32,7 @@ from greenformers.data._pooling import pooling_of
 from greenformers.data._tasks import Task, task_of
 from greenformers.measure.quality import evaluating
 from greenformers.train.bf16 import AttentionInFloat32, Precision, products, widened
+from greenformers.train.callbacks import DivergedError
 
 PARTS = ("logits", "hidden", "embeddings", "similarities", "attention", "relations")
 ATTENDING, POOLED = ("attention", "relations"), ("embeddings", "similarities")
@@ -84,10 +85,6 @@ FAR = -1e4
 
 RIDGE = 1e-4
 """Share of the mean square of states that is added to each in least squares."""
-
-
-class DivergedError(ValueError):
-    """A loss that is not finite."""
 
 
 class Student(nn.Module):

@@ -70,10 +70,12 @@ class ProductDecay(TrainerCallback):
 class DivergedError(ValueError):
     """The loss of a training, or what it is judged by, became no number."""
 
-    def __init__(self, rate: float, steps: int, what: str) -> None:
-        super().__init__(
-            f"training diverged at a learning rate of {rate:g}: {what} after {steps} steps; try a lower rate"
-        )
+
+def diverged(rate: float, steps: int, what: str) -> DivergedError:
+    """The error of a training at a learning rate, after so many steps."""
+    return DivergedError(
+        f"training diverged at a learning rate of {rate:g}: {what} after {steps} steps; try a lower rate"
+    )
 
 
 class Finite(TrainerCallback):
@@ -85,7 +87,7 @@ class Finite(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         loss = given["logs"].get("loss", 0.0)
         if not (math.isfinite(loss) or args.fp16):
-            raise DivergedError(args.learning_rate, state.global_step, f"the loss is {loss:g}")
+            raise diverged(args.learning_rate, state.global_step, f"the loss is {loss:g}")
 
 
 def better(score: float) -> float:

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from greenformers import _heap
 from greenformers.attention.compressive import Compressive
 from greenformers.attention.etc import Etc
 from greenformers.attention.longformer import Longformer
@@ -307,7 +308,7 @@ def _fit(
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
-    with watch, interruption.listening(), as_before(model):
+    with watch, interruption.listening(), as_before(model), _heap.kept():
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
     reached = trainer.state.global_step
     stopped = interruption.signal if interruption.heeded else None

@@ -8,10 +8,11 @@ from rich.console import Console
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from greenformers import _heap
 from greenformers.measure.quality import NotANumberError
 from greenformers.model.loss import IGNORED
 from greenformers.train import checkpoint, state
-from greenformers.train.callbacks import DivergedError, Finite, Interruption, Pace, Reseed, Update, Watch
+from greenformers.train.callbacks import Finite, Interruption, Pace, Reseed, Update, Watch, diverged
 from greenformers.train.fit import History, Schedule, trainer_arguments
 from greenformers.train.objective import Batch, Objective
 from greenformers.train.pipeline import Pipeline
@@ -52,7 +53,7 @@ def fit_pipeline(
     watch, interruption = Watch(label, console), Interruption()
     start = checkpoint.newest(folder, console.print) if resume else None
     run = _Run(model, objective, schedule, micro_batches, stages, folder, start)
-    with watch, interruption.listening():
+    with watch, interruption.listening(), _heap.kept():
         run.train([watch, interruption, *callbacks, Finite()])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
     progress = run.progress
@@ -135,7 +136,7 @@ class _Run:
                 try:
                     scores = self.objective.evaluate(whole, "valid", 4 * self.schedule.batch_size)
                 except NotANumberError as error:
-                    raise DivergedError(rate, progress.global_step, "outputs are nan") from error
+                    raise diverged(rate, progress.global_step, "outputs are nan") from error
                 self._log(events, {f"eval_{name}": value for name, value in scores.items()})
             if control.should_save and progress.is_world_process_zero:
                 self._save(state.weights(whole), moments)

@@ -19,7 +19,7 @@ from greenformers.measure.quality import NotANumberError
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import checkpoint, state
 from greenformers.train.bf16 import AttentionInFloat32
-from greenformers.train.callbacks import DivergedError, ProductDecay, Reseed, Update
+from greenformers.train.callbacks import ProductDecay, Reseed, Update, diverged
 from greenformers.train.low_rank import factors
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
@@ -149,7 +149,7 @@ class ResumableTrainer(Trainer):
         try:
             scores = self._objective.evaluate(self.model, "valid", self.args.per_device_eval_batch_size)
         except NotANumberError as error:
-            raise DivergedError(self.args.learning_rate, self.state.global_step, "outputs are nan") from error
+            raise diverged(self.args.learning_rate, self.state.global_step, "outputs are nan") from error
         (scores,) = broadcast_object_list([scores])
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)

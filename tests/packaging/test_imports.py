@@ -17,7 +17,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "greenformers"
 ORDER = [
-    {"_extras", "_torch", "_tensors", "_registry", "_gradients"},
+    {"_extras", "_torch", "_tensors", "_registry", "_gradients", "_heap"},
     {"_initial"},
     {"lowrank", "position"},
     {"attention"},
