@@ -32,7 +32,7 @@ SHORTEST_SECONDS = 0.04
 RATES = (4_000, 384_000)
 PIECES = (0.5, 3_600.0)
 
-_BLOCK = 2**16  # values decoded at a time
+_BLOCK = 2**12  # values decoded at a time, which are lost together where one cannot be
 _STEP = 0.005  # seconds from one candidate for the quietest window to the next
 _WINDOW = 4  # steps: 20 ms
 # Programs that cannot seek back write a length such as 0xFFFFFFFF or 0x7FFFF000: not known.
@@ -181,24 +181,36 @@ def parts(waveform: Tensor, longest: float, *, rate: int = RATE) -> Iterator[Ten
 def _parts(blocks: Iterator[NDArray[np.float64]], longest: float, rate: int) -> Iterator[NDArray[np.float64]]:
     limit, shortest = int(longest * rate), math.ceil(SHORTEST_SECONDS * rate)
     held: NDArray[np.float64] = np.empty(0)
+    damage: AudioError | None = None
     while True:
         # With so much at hand, what remains after a cut is never too short.
-        held = _filled(held, blocks, limit + shortest)
+        held, error = _filled(held, blocks, limit + shortest)
+        damage = damage or error
         if len(held) <= limit:
             break
         cut = _quietest(held, 3 * limit // 4, min(limit, len(held) - shortest), rate)
         yield held[:cut]
         held = held[cut:]
-    yield held
+    if damage is None:
+        yield held
+        return
+    if len(held) >= shortest:
+        yield held  # the good sound before the damage
+    raise damage
 
 
-def _filled(held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], needed: int) -> NDArray[np.float64]:
-    """The samples held and the blocks after them, until there are `needed` of them or no block is left."""
-    parts, length = [held], len(held)
-    while length < needed and (block := next(blocks, None)) is not None:
-        parts.append(block)
-        length += len(block)
-    return np.concatenate(parts)
+def _filled(
+    held: NDArray[np.float64], blocks: Iterator[NDArray[np.float64]], needed: int
+) -> tuple[NDArray[np.float64], AudioError | None]:
+    """The samples held and the blocks after them, until there are `needed`, none is left or one cannot be read."""
+    parts, length, damage = [held], len(held), None
+    try:
+        while length < needed and (block := next(blocks, None)) is not None:
+            parts.append(block)
+            length += len(block)
+    except AudioError as error:
+        damage = error
+    return np.concatenate(parts), damage
 
 
 def _quietest(samples: NDArray[np.float64], first: int, last: int, rate: int) -> int:
@@ -231,8 +243,8 @@ def check_rate(rate: int) -> None:
 def _blocks(
     file: SoundFile, path: Path, first: int = 0, last: int | None = None, channel: int | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """Samples, of one channel or their mean, a few seconds at a time; then whether the file has what it promised."""
-    done, size = 0, max(1024, _BLOCK // file.channels)
+    """Samples, of one channel or their mean, a quarter of a second at a time; then whether the file has what it promised."""
+    done, size = 0, max(256, _BLOCK // file.channels)
     # Where the header does not know the length, whatever can be read is the whole file.
     expected = (file.frames if last is None else min(last, file.frames)) - first
     while done < expected:

@@ -274,6 +274,20 @@ def test_damaged_flac(tmp_path):
             use(path)
 
 
+def test_pieces_before_the_damage_are_heard_to_its_place(tmp_path):
+    samples = noise(160_000)
+    path = write(tmp_path / "a.flac", samples)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(0.7 * len(whole))])
+    heard = []
+    with pytest.raises(AudioError, match=r"a\.flac: damaged at [67]\.\d\d s "):
+        heard.extend(piece for _, piece in pieces(path, 4))
+    good = torch.cat(heard)
+    assert len(heard) >= 2
+    assert len(good) > 0.65 * 160_000
+    torch.testing.assert_close(good, read(write(tmp_path / "b.flac", samples))[: len(good)])
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300])
 def test_not_finite(tmp_path, value):
     samples = np.zeros((80_000, 2))
