@@ -243,7 +243,7 @@ def check_rate(rate: int) -> None:
 def _blocks(
     file: SoundFile, path: Path, first: int = 0, last: int | None = None, channel: int | None = None
 ) -> Iterator[NDArray[np.float64]]:
-    """Samples, of one channel or their mean, a quarter of a second at a time; then whether the file has what it promised."""
+    """Samples, of one channel or their mean, a moment at a time; then whether the file has what it promised."""
     done, size = 0, max(256, _BLOCK // file.channels)
     # Where the header does not know the length, whatever can be read is the whole file.
     expected = (file.frames if last is None else min(last, file.frames)) - first
