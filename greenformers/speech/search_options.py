@@ -42,8 +42,8 @@ class Search:
     cached: bool = True
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1, got {self.width}")
+        if not 1 <= self.width <= LARGEST:
+            raise ValueError(f"width must be in 1..{LARGEST}, got {self.width}")
         if not 0 < self.alpha <= LARGEST:
             raise ValueError(f"alpha must be above 0 and at most {LARGEST}, got {self.alpha}")
         if not 0 <= self.gamma <= LARGEST:

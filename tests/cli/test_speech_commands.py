@@ -211,7 +211,7 @@ def test_every_format_is_data_alone(monkeypatch, capsys, runs, tmp_path):
         (["--piece", "0"], "piece must be in 0.5..2.08 s for this network, got 0"),
         (["--piece", "9"], "piece must be in 0.5..2.08 s for this network, got 9"),
         (["--batch", "0"], "batch must be at least 1, got 0"),
-        (["--width", "0"], "width must be at least 1, got 0"),
+        (["--width", "0"], "width must be in 1..1000, got 0"),
         (["--min-confidence", "2"], "min_confidence must be in 0..1, got 2.0"),
         (
             ["--min-confidence", "0.5"],
@@ -335,7 +335,7 @@ def test_what_evaluate_and_transcribe_refuse(monkeypatch, capsys, runs, tmp_path
         (["--batch", "0"], "batch must be at least 1, got 0"),
         (["--samples", "-1"], "samples must be at least 0, got -1"),
         (["--corpus", gone], "a corpus must be a folder or a manifest"),
-        (["--width", "0"], "width must be at least 1, got 0"),
+        (["--width", "0"], "width must be in 1..1000, got 0"),
     ):
         assert message in refused(monkeypatch, capsys, "speech", "evaluate", one, *words)
     assert list(tmp_path.iterdir()) == []

@@ -410,7 +410,7 @@ def test_gradients_are_not_kept_and_weights_stay():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 0}, "width must be at least 1, got 0"),
+        ({"width": 0}, "width must be in 1..1000, got 0"),
         ({"alpha": 0.0}, "alpha must be above 0 and at most 1000, got 0.0"),
         ({"alpha": math.nan}, "alpha must be above 0 and at most 1000, got nan"),
         ({"alpha": math.inf}, "alpha must be above 0 and at most 1000, got inf"),
