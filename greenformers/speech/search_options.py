@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from greenformers.train.settings import setting
 
 LARGEST = 1000
-"""Largest weight of a part of the score, which is in float32."""
+"""Largest weight of a part of the score, which is in float32; and largest width."""
 
 
 @dataclass(frozen=True)
