@@ -111,7 +111,7 @@ def sentences(folder: Path, count: int) -> list[str]:
 
 def pairs(folder: Path, split: str) -> Texts:
     found = getattr(load_pairs(folder), split)
-    return Texts(f"stsb {split}", [tuple(row) for row in found.texts], list(found.labels))
+    return Texts(f"stsb {split}", [tuple(row) for row in found.texts], list(found.labels), label_kind="score")
 
 
 def low_rank(share: float, solver: str, way: str) -> LowRank:

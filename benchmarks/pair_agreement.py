@@ -52,7 +52,8 @@ def main(run: Run) -> bool:
     dense, tokenizer = minilm(run)
     reader = Reader.of(dense, tokenizer, LENGTH)
     (seen, unseen), dev = judged_by(given.pairs), pairs(given.pairs, "valid")
-    others = Texts("others", [*unseen.segments, *dev.segments], [*(unseen.labels or ()), *(dev.labels or ())])
+    labels = [*(unseen.labels or ()), *(dev.labels or ())]
+    others = Texts("others", [*unseen.segments, *dev.segments], labels, label_kind="score")
     calibration = batches(sentences(given.texts, CALIBRATION), tokenizer, "encoder", LENGTH, 64)
     models: dict[str, PreTrainedModel] = {"dense": dense}
     for name, changes in list(RECIPES.items())[: 2 if run.quick else None]:
