@@ -12,7 +12,8 @@ import typer
 
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._options import flags, given
-from greenformers.train.settings import Training, read
+from greenformers.train.settings import Training
+from greenformers.train.settings_file import read
 
 if TYPE_CHECKING:
     from rich.table import Table

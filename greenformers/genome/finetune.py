@@ -13,7 +13,7 @@ from greenformers.genome.settings import Finetuning, Pretraining, kind_of, run_o
 from greenformers.measure.device import accelerator
 from greenformers.train import run
 from greenformers.train.processes import first_process, wait
-from greenformers.train.settings import read
+from greenformers.train.settings_file import read
 
 SPLIT = "split"
 """Beginning of the name of the run folder of a draw, before its number."""

@@ -24,7 +24,8 @@ from greenformers.train.processes import alone, first_process, processes
 from greenformers.train.replaced_token_detection import GeneratorAndDiscriminator
 from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
-from greenformers.train.settings import Settings, Training, read
+from greenformers.train.settings import Settings, Training
+from greenformers.train.settings_file import read
 from greenformers.train.shard import is_sharded
 from greenformers.train.state import put_weights, weights
 from greenformers.train.task import MODEL, Task

@@ -19,7 +19,8 @@ from greenformers.speech.recognise import Recogniser
 from greenformers.speech.search import Search
 from greenformers.speech.settings import SpeechSettings
 from greenformers.train import run
-from greenformers.train.settings import Settings, read
+from greenformers.train.settings import Settings
+from greenformers.train.settings_file import read
 
 pytest.importorskip("soundfile", reason="the speech extra is not installed")
 pytest.importorskip("jiwer", reason="the speech extra is not installed")

@@ -10,7 +10,8 @@ from tiny import verses
 from greenformers import attention
 from greenformers.train.fit import Schedule
 from greenformers.train.save import check_new
-from greenformers.train.settings import Settings, read, value_of
+from greenformers.train.settings import Settings, value_of
+from greenformers.train.settings_file import read
 
 TOML = """
 data = "multi30k"
