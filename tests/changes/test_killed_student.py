@@ -54,5 +54,6 @@ def test_killed_and_gone_on_with(seed: int, tmp_path: Path) -> None:
     ours, theirs = (load_file(home / "student" / "model.safetensors") for home in (parts, whole))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
-    for file in ("vector.npy", "encoder.0.npy", "encoder.2.npy"):
-        assert (parts / "cache" / file).read_bytes() == (whole / "cache" / file).read_bytes()
+    asked = [{file.name: file.read_bytes() for file in (home / "cache").glob("*.npy")} for home in (parts, whole)]
+    assert "vector.npy" in asked[0]
+    assert asked[0] == asked[1]

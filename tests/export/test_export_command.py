@@ -3,7 +3,9 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from zoo import network
 import greenformers
 from greenformers.export import measure
 from greenformers.export.write import FORMATS
-from greenformers.measure.record import read
+from greenformers.measure.record import Record, read
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +274,18 @@ def test_texts_calibrate_and_judge(
     assert "Int8 layers have the ranges of single texts" in card
     assert json.loads((tmp_path / "out" / "tokenizer.json").read_text())["truncation"] is None
     before = listing(tmp_path)
-    message = refused(monkeypatch, capsys, *words, *texts, "--loss", "-100")  # as no file can gain
-    assert re.search(r"ONNX Runtime loses \S+ % of the model's accuracy, more than the -100 % of --loss", message)
+    plain = measure.judged
+
+    def lost(*given: Any) -> list[Record]:
+        """As if the file were right half as often."""
+        return [
+            replace(record, value=record.value / (2 if record.variant == "ONNX Runtime" else 1))
+            for record in plain(*given)
+        ]
+
+    monkeypatch.setattr(import_module("greenformers.export.deploy"), "judged", lost)
+    message = refused(monkeypatch, capsys, *words, *texts, "--loss", "5")
+    assert message.endswith(
+        "ONNX Runtime loses 50 % of the model's accuracy, more than the 5 % of --loss: nothing was written"
+    )
     assert listing(tmp_path) == before
