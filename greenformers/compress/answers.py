@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, inf
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,6 +16,8 @@ from greenformers.measure.recognition import bootstrap_difference
 from greenformers.measure.translation import bleu_difference, translation_scores
 
 RESAMPLES = 2000
+LARGEST = 700
+"""Nats of which there is a perplexity in float64."""
 
 Score = tuple[float, list[float] | None]
 """A value, and the 95 % interval of its difference from another model's, if there is one."""
@@ -203,9 +205,15 @@ class Predicted:
         if beside is not None and len(read) > 1:
             other = beside.losses[read]
             interval = _interval(
-                len(read), lambda at: exp(own[at].sum() / tokens[at].sum()) - exp(other[at].sum() / tokens[at].sum())
+                len(read), lambda at: _perplexity(own[at], tokens[at]) - _perplexity(other[at], tokens[at])
             )
-        return {"perplexity": (exp(own.sum() / tokens.sum()), interval)}
+        return {"perplexity": (_perplexity(own, tokens), interval)}
+
+
+def _perplexity(losses: np.ndarray, tokens: np.ndarray) -> float:
+    """The perplexity of all tokens together; infinite for losses, of a broken model, that it is too large for."""
+    mean = float(losses.sum() / tokens.sum())
+    return inf if mean > LARGEST else exp(mean)
 
 
 @dataclass(frozen=True)

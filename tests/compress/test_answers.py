@@ -1,5 +1,7 @@
 """What models answer, and the intervals of how they differ."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,7 @@ def test_texts_without_a_token_that_is_judged_say_nothing() -> None:
     more = [np.concatenate([values, empty]) for values in (losses, other, tokens)]
     scores = Predicted(other, tokens).scores(Predicted(losses, tokens))
     assert Predicted(more[1], more[2]).scores(Predicted(more[0], more[2])) == scores
+    assert Predicted(losses + 1e4 * tokens, tokens).scores() == {"perplexity": (math.inf, None)}
     single = Predicted(losses[:1], tokens[:1])
     assert single.scores(single)["perplexity"][1] is None
 
