@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import torch
@@ -216,19 +217,27 @@ def _tagged(model: PreTrainedModel, texts: Texts, reader: Reader) -> Words:
 
 @torch.inference_mode()
 def _answered(model: PreTrainedModel, texts: Texts, reader: Reader) -> Answered:
-    """The answers that a model finds; none, where examples without one are there and it holds that for likelier."""
-    spans, found = list(reader.second_texts(texts)), [""] * len(texts)
-    may_lack = not all(texts.labels or ())
+    """The answers that a model finds, of all windows of a text.
+
+    None, where examples without an answer are there and the first token of every window, which stands for that, has a
+    larger sum of its two logits.
+    """
+    rows, windows = reader.windows(texts)
+    found, likeliest, lacking = [""] * len(texts), [-inf] * len(texts), [inf] * len(texts)
     with evaluating(model):
-        for places, batch in _numbered(reader.rows(texts), reader):
+        for numbers, batch in _numbered(rows, reader):
             out = model(**batch)
-            for place, start, end in zip(places, out.start_logits.float(), out.end_logits.float(), strict=True):
-                at = answer_span(start, end, [span is not None for span in spans[place]], may_lack=may_lack)
-                if at is not None:
-                    first, last = (spans[place][token] for token in at)
+            for number, start, end in zip(numbers, out.start_logits.float(), out.end_logits.float(), strict=True):
+                place, spans = windows[number].place, windows[number].spans
+                lacking[place] = min(lacking[place], (start[0] + end[0]).item())
+                span = answer_span(start, end, [span is not None for span in spans])
+                if span is not None and span.logits > likeliest[place]:
+                    first, last = spans[span.first], spans[span.last]
                     assert first is not None
                     assert last is not None
-                    found[place] = texts.segments[place][1][first[0] : last[1]]
+                    likeliest[place], found[place] = span.logits, texts.segments[place][1][first[0] : last[1]]
+    if not all(texts.labels or ()):
+        found = ["" if lacking[place] > likeliest[place] else answer for place, answer in enumerate(found)]
     pairs = zip(found, texts.labels or (), strict=True)
     return Answered(np.array([answer_f1(answer, right) for answer, right in pairs]))
 

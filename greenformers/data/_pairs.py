@@ -38,12 +38,12 @@ def encoded_pairs(
         for row, ids in enumerate(encoded[IDS]):
             pair = {name: encoded[name][row] for name in names}
             if len(ids) > length:
-                within = _within(encoded.sequence_ids(row), length)
-                pair = {name: list(compress(values, within)) for name, values in pair.items()}
+                left = within(encoded.sequence_ids(row), length)
+                pair = {name: list(compress(values, left)) for name, values in pair.items()}
             yield pair
 
 
-def _within(sides: list[int | None], length: int) -> list[bool]:
+def within(sides: list[int | None], length: int) -> list[bool]:
     """Which tokens of a pair are left; `sides` tells the text of each token, None of a special one."""
     shares = _shares(sides.count(0), sides.count(1), length - sides.count(None))
     places = (count(), count())

@@ -17,6 +17,7 @@ from greenformers.data._pairs import encoded_pairs
 from greenformers.data._rows import Batches, Row, Rows
 from greenformers.data._tasks import OF_PAIRS, Kind, Task, classes_of, kind_of_input, task_of, tells_types
 from greenformers.data._texts import Texts, batches
+from greenformers.data._windows import Window, windows
 from greenformers.data._words import first_tokens
 
 SIZES: dict[Kind, int] = {"text": 16, "image": 16, "sound": 8}
@@ -219,21 +220,19 @@ class Reader:
             for line, spans in zip(lines, tokenizer(lines, **limits)["offset_mapping"], strict=True):
                 yield torch.tensor(first_tokens(line.split(" "), spans))
 
-    def second_texts(self, texts: Texts) -> Iterator[list[tuple[int, int] | None]]:
-        """Yield for each token of a pair the characters of the second text that it stands for, None for others."""
-        tokenizer: Any = self.tokenizer
-        limits = {"truncation": True, "max_length": self.length, "return_offsets_mapping": True, "verbose": False}
-        for first, second in texts.segments:
-            read = tokenizer(first, second, **limits)
-            yield [
-                span if side == 1 else None
-                for span, side in zip(read["offset_mapping"], read.sequence_ids(0), strict=True)
-            ]
+    def windows(self, texts: Texts) -> tuple[Rows, list[Window]]:
+        """Questions and their texts as rows, several for a text that is too long for one; and of each what it holds."""
+        assert self.tokenizer is not None
+        read = list(windows(self.tokenizer, texts.segments, self.length, typed=self.typed))
+        rows = [_masked(window.row["input_ids"]) | window.row for window in read]
+        return Rows(rows, filler={"input_ids": self.filler}, lengths=[len(row["input_ids"]) for row in rows]), read
 
     def cut_off(self, texts: Texts) -> int:
         """Number of examples that are longer than the longest text, so that their rest is not read."""
         if self.task == "causal_lm":  # which reads blocks of all texts, one behind the other
             return 0
+        if self.task == "answerer":
+            return len({window.place for window in self.windows(texts)[1] if not window.whole})
         tokenizer: Any = self.tokenizer
         together = self._reads_pairs(texts)
 

@@ -4,6 +4,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,19 +15,29 @@ LONGEST = 30
 """Tokens of an answer at most."""
 
 
-def answer_span(
-    start: Float[Tensor, " n"], end: Float[Tensor, " n"], inside: Sequence[bool], *, may_lack: bool
-) -> tuple[int, int] | None:
-    """The first and the last token of the likeliest answer; None for none.
+class Span(NamedTuple):
+    """A part of a text that may be the answer.
 
-    That is the part of at most `LONGEST` tokens of the text with the largest sum of its two logits, and none where the
-    first token, which stands for no answer, has a larger sum and that may be.
+    Attributes:
+        logits: Sum of the logits of its first token as the first and of its last as the last.
+        first: Its first token.
+        last: Its last token.
+    """
+
+    logits: float
+    first: int
+    last: int
+
+
+def answer_span(start: Float[Tensor, " n"], end: Float[Tensor, " n"], inside: Sequence[bool]) -> Span | None:
+    """The likeliest answer: the part of at most `LONGEST` tokens of the text with the largest sum of its two logits.
+
+    None where no logit is a number, or no token is of the text.
 
     Args:
         start: Logits of each token as the first one, of which those behind the pair are padding.
         end: Logits of each token as the last one.
         inside: Whether each token of the pair is of the text.
-        may_lack: Whether there may be no answer.
     """
     count = len(inside)
     own = torch.tensor(inside, device=start.device)
@@ -34,10 +46,8 @@ def answer_span(
     sums = sums.masked_fill(~(seen & own[:, None] & own), -torch.inf)
     best = int(sums.nan_to_num(-torch.inf, -torch.inf, -torch.inf).argmax())
     first, last = divmod(best, count)
-    largest = sums[first, last]
-    if not largest.isfinite() or (may_lack and bool(start[0] + end[0] > largest)):
-        return None
-    return first, last
+    largest = sums[first, last].item()
+    return Span(largest, first, last) if isfinite(largest) else None
 
 
 def answer_f1(answer: str, right: Sequence[str]) -> float:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from greenformers.compress.quality import judge
 from greenformers.data._read_texts import read_texts
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
+from greenformers.data._windows import windows
 from greenformers.measure.answer_spans import LONGEST, answer_f1, answer_span
 from greenformers.measure.record import read
 
@@ -59,7 +62,7 @@ def test_answers_are_judged_as_the_model_finds_them() -> None:
     interval = scores["other"]["f1"][1]
     assert interval is not None
     assert interval[0] < interval[1] < 0
-    # An answer that is cut off cannot be found; and where none is right, none may be told.
+    # Where the question leaves no room the text is cut; and where none is right, none may be told.
     assert judge({"own": model}, texts, Reader.of(model, tokenizer("bert"), 6))["own"]["f1"][0] < 100
     with torch.no_grad():
         model.qa_outputs.weight.zero_()
@@ -68,18 +71,55 @@ def test_answers_are_judged_as_the_model_finds_them() -> None:
     assert judge({"own": model}, none, reader)["own"]["f1"][0] == 0  # as likely as others is not likelier
 
 
+def test_windows_hold_every_token_and_those_of_a_third_twice() -> None:
+    own = tokenizer("bert")
+    words = [word for word in own.get_vocab() if word.isalpha()]
+    question, text = " ".join(words[:2]), " ".join(words[2:23])
+    expected = own(question, text)["input_ids"]
+    # 5 of the question and special ones, 9 of the text, of which 3 are in the next window too.
+    read = list(windows(own, [(words[0], words[1]), (question, text)], 14, typed=True))
+    assert [window.place for window in read] == [0, 1, 1, 1]
+    assert all(window.whole for window in read)
+    parts = [window.row["input_ids"].tolist() for window in read[1:]]
+    assert parts == [expected[:4] + expected[4 + at : 13 + at] + expected[-1:] for at in (0, 6, 12)]
+    assert [window.row["token_type_ids"].tolist() for window in read[1:]] == [[0] * 4 + [1] * 10] * 3
+    held = [[text[slice(*span)] for span in window.spans if span is not None] for window in read[1:]]
+    assert held == [text.split()[at : at + 9] for at in (0, 6, 12)]
+    short = list(windows(own, [(" ".join(words[:4]), " ".join(words[4:7]))], 6, typed=False))
+    assert [(len(window.row["input_ids"]), window.whole) for window in short] == [(6, False)]
+
+
+def test_an_answer_is_the_likeliest_of_all_windows() -> None:
+    """A model without positions: it gives a token the same logits wherever it stands."""
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        return (7 * ids).remainder(53).float()
+
+    model: Any = answerer()
+    model.forward = lambda input_ids, **_: SimpleNamespace(start_logits=logits(input_ids), end_logits=logits(input_ids))
+    words = [word for word in tokenizer("bert").get_vocab() if word.isalpha()]
+    draw = random.Random(0)
+    pairs = [(words[0], " ".join(draw.sample(words[1:], 30))) for _ in range(6)]
+    right = [[text.split()[int(logits(ids).argmax())]] for _, text in pairs
+             for ids in [torch.tensor(tokenizer("bert")(text, add_special_tokens=False)["input_ids"])]]  # fmt: skip
+    texts = Texts("squad", pairs, right, label_kind="answers")
+    reader = Reader.of(model, tokenizer("bert"), 12)
+    assert judge({"own": model}, texts, reader)["own"]["f1"][0] == 100
+    assert reader.cut_off(texts) == 0
+    lacking = Texts("squad", [*pairs, (words[0], "")], [*right, []], label_kind="answers")
+    assert judge({"own": model}, lacking, reader)["own"]["f1"][0] == 100
+
+
 def test_spans_and_words_by_hand() -> None:
     start, end = torch.zeros(40), torch.zeros(40)
     start[3], end[2], end[5], end[36] = 1.0, 3.0, 1.0, 2.5
     inside = [False, False, *([True] * 35)]  # the last three are padding
-    assert answer_span(start, end, inside, may_lack=False) == (2, 2)
+    assert answer_span(start, end, inside) == (3.0, 2, 2)
     end[2] = 0.0
-    assert answer_span(start, end, inside, may_lack=False) == (7, 36)  # from 3 it would be longer than `LONGEST`
-    start[0] = 4.0
-    assert answer_span(start, end, inside, may_lack=True) is None
-    assert answer_span(start, end, [False] * 37, may_lack=False) is None
+    assert answer_span(start, end, inside) == (2.5, 7, 36)  # from 3 it would be longer than `LONGEST`
+    assert answer_span(start, end, [False] * 37) is None
     start[:] = math.nan
-    assert answer_span(start, end, inside, may_lack=False) is None
+    assert answer_span(start, end, inside) is None
     assert answer_f1("The Second Republic!", ["second republic", "it"]) == 100
     assert answer_f1("the second", ["second republic"]) == pytest.approx(200 / 3)
     assert (answer_f1("", []), answer_f1("word", []), answer_f1("", ["word"]), answer_f1("the", ["a"])) == (

@@ -149,7 +149,7 @@ def test_a_model_of_question_answering_has_two_outputs(
     assert run(monkeypatch, *words, "--lengths", "", "--loss", "1", "--formats", "openvino,onnx,torch,program") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "F1" in out
-    assert "1 of the 12 texts that judge have more than 16 tokens (--length): what is beyond is not read." in out
+    assert "is not read" not in out  # a text that is longer is read in windows
     assert "the outputs are `start_logits` and `end_logits`" in (tmp_path / "out" / "README.md").read_text()
     session = onnxruntime.InferenceSession(tmp_path / "out" / FORMATS["onnx"], providers=["CPUExecutionProvider"])
     assert [given.name for given in session.get_outputs()] == ["start_logits", "end_logits"]
