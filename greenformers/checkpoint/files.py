@@ -117,5 +117,11 @@ def check_complete(info: dict[str, Any], folder: Path) -> None:
 
 
 def line(error: BaseException) -> str:
-    """The message of an error in one line, of at most 300 characters; its class where it says nothing."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:300]
+    """The message of an error in one line, of at most 300 characters; with its class where that says more."""
+    words = " ".join(str(error).split())
+    if not words:
+        return type(error).__name__
+    bare = isinstance(
+        error, LookupError | ArithmeticError | AttributeError | AssertionError
+    )  # "list index out of range"
+    return (f"{type(error).__name__}: {words}" if bare else words)[:300]
