@@ -6,7 +6,6 @@ so in each of several rounds, with R of its own (eq. 3 to 6). The fast form is `
 Time O(N (c + n_buckets) D rounds), memory O(N (D + n_buckets)).
 """
 
-import math
 from itertools import product
 
 import torch
@@ -147,8 +146,6 @@ class Reformer(Attention):
             n_buckets = min(MOST_BUCKETS, max(2, 2 * round(shape.max_len / chunk)))
         if n_buckets < 1 or (n_buckets > 1 and n_buckets % 2):
             raise ValueError(f"n_buckets must be 1 or even, got {n_buckets}")
-        if scale is not None and not math.isfinite(scale):
-            raise ValueError(f"scale must be finite, got {scale}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         if redraw is not None and redraw < 1:

@@ -256,7 +256,7 @@ def test_there_are_two_buckets_a_chunk_up_to_a_limit(max_len, chunk, n_buckets):
         ({"n_buckets": 3}, "n_buckets must be 1 or even, got 3"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
-        ({"scale": float("nan")}, "scale must be finite, got nan"),
+        ({"scale": float("nan")}, "scale must be a finite number, got nan"),
         ({"redraw": 0}, "redraw must be at least 1 step, got 0"),
     ],
 )

@@ -143,7 +143,7 @@ def test_processes_share_out_the_cells_of_a_grid(tmp_path: Path) -> None:
     listops.write(drawn_folder("listops", TASKS["listops"].sizes["tiny"], tmp_path / "grid/data"), data)
     words = [
         "arena", "--tasks", "listops", "--variants", "transformer,linformer", "--seeds", "2", "--steps", "4", "--batch",
-        "4", "--lengths", "", "--no-controls", "--no-pretrain", "--out", str(tmp_path / "grid"),
+        "4", "--no-controls", "--no-pretrain", "--out", str(tmp_path / "grid"),
     ]  # fmt: skip
     printed = finish(Forked(words, tmp_path / "printed.txt", 2))
     lines = [line.split(":")[0].split(" ", 1)[1] for line in printed.splitlines() if " left" in line and "/" in line]
