@@ -121,7 +121,6 @@ def line(error: BaseException) -> str:
     words = " ".join(str(error).split())
     if not words:
         return type(error).__name__
-    bare = isinstance(
-        error, LookupError | ArithmeticError | AttributeError | AssertionError
-    )  # "list index out of range"
+    # As "list index out of range".
+    bare = isinstance(error, LookupError | ArithmeticError | AttributeError | AssertionError)
     return (f"{type(error).__name__}: {words}" if bare else words)[:300]

@@ -223,7 +223,7 @@ def _answered(model: PreTrainedModel, texts: Texts, reader: Reader) -> Answered:
     larger sum of its two logits.
     """
     rows, windows = reader.windows(texts)
-    found, likeliest, lacking = [""] * len(texts), [-inf] * len(texts), [inf] * len(texts)
+    answers, likeliest, lacking = [""] * len(texts), [-inf] * len(texts), [inf] * len(texts)
     with evaluating(model):
         for numbers, batch in _numbered(rows, reader):
             out = model(**batch)
@@ -235,10 +235,10 @@ def _answered(model: PreTrainedModel, texts: Texts, reader: Reader) -> Answered:
                     first, last = spans[span.first], spans[span.last]
                     assert first is not None
                     assert last is not None
-                    likeliest[place], found[place] = span.logits, texts.segments[place][1][first[0] : last[1]]
+                    likeliest[place], answers[place] = span.logits, texts.segments[place][1][first[0] : last[1]]
     if not all(texts.labels or ()):
-        found = ["" if lacking[place] > likeliest[place] else answer for place, answer in enumerate(found)]
-    pairs = zip(found, texts.labels or (), strict=True)
+        answers = ["" if lacking[place] > likeliest[place] else answer for place, answer in enumerate(answers)]
+    pairs = zip(answers, texts.labels or (), strict=True)
     return Answered(np.array([answer_f1(answer, right) for answer, right in pairs]))
 
 

@@ -231,9 +231,9 @@ class Reader:
         """Number of examples that are longer than the longest text, so that their rest is not read."""
         if self.task == "causal_lm":  # which reads blocks of all texts, one behind the other
             return 0
-        if self.task == "answerer":
-            return len({window.place for window in self.windows(texts)[1] if not window.whole})
         tokenizer: Any = self.tokenizer
+        if self.task == "answerer":
+            return sum(not window.whole for window in windows(tokenizer, texts.segments, self.length, typed=False))
         together = self._reads_pairs(texts)
 
         def count(*segments: str, **more: str) -> int:
