@@ -205,7 +205,7 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
 
 def _check_low_rank_training(settings: Training, model: PreTrainedModel, steps: int) -> None:
     """Raise ValueError where the way of training low-rank layers has no effect, or excludes another setting."""
-    way, snapshots = settings.low_rank_training, settings.snapshot_steps
+    way, snapshots = settings.low_rank_way, settings.snapshot_steps
     check(model, way, steps)
     if way in ANEW and settings.init is not None:
         raise ValueError(

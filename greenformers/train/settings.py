@@ -95,11 +95,11 @@ class Training:
         "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
         "default AdamW trains all, or Muon at five times the learning rate where low_rank_training is muon.",
     )
-    low_rank_training: str = setting(
-        "adamw",
-        "Way to train low-rank layers: adamw, as all others; muon, for matrices inside layers; spectral, from "
+    low_rank_training: str | None = setting(
+        None,
+        "Way to train low-rank layers: muon, for matrices inside layers; adamw, as all others; spectral, from "
         "truncated dense weights, with decay of products; dense_first, dense for a quarter of the steps, then "
-        "truncated.",
+        "truncated; by default muon for new weights that are whole on a device, else adamw.",
     )
     warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
@@ -149,6 +149,20 @@ class Training:
     )
 
     @property
+    def low_rank_way(self) -> str:
+        """The way to train low-rank layers: where none is given, the best one that this kind of run can have.
+
+        That is Muon, for new weights: docs/studies/low-rank-training.md.
+        """
+        from greenformers.train.shard import is_sharded
+
+        if self.low_rank_training is not None:
+            return self.low_rank_training
+        new = self.init is None and not self.lottery_rounds
+        whole = self.micro_batches is None and not is_sharded(self.shard)
+        return "muon" if "lrt" in self.variant.split("+") and new and whole else "adamw"
+
+    @property
     def schedule(self) -> "Schedule":
         """How long and how fast the model is trained.
 
@@ -159,7 +173,7 @@ class Training:
 
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
-        return Schedule(batch_size=self.batch, **given)
+        return Schedule(**given | {"batch_size": self.batch, "low_rank_training": self.low_rank_way})
 
     @property
     def lottery(self) -> "Lottery | None":
@@ -185,10 +199,10 @@ class Training:
             raise ValueError(
                 f"muon_rate must be left out with lottery_rounds: Muon moves dropped weights too; got {self.muon_rate}"
             )
-        if self.low_rank_training != "adamw":
+        if (way := self.low_rank_way) != "adamw":
             raise ValueError(
                 "low_rank_training must be adamw with lottery_rounds, as other ways move dropped weights too; "
-                f"got {self.low_rank_training!r}"
+                f"got {way!r}"
             )
         if self.lottery_rewind and self.patience is not None:
             raise ValueError(

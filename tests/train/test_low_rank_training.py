@@ -332,6 +332,37 @@ def test_what_has_no_effect_or_cannot_be_is_refused(tmp_path: Path, changed: dic
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+@pytest.mark.parametrize(
+    ("given", "way"),
+    [
+        ({}, "muon"),
+        ({"variant": "lrt+linformer"}, "muon"),
+        ({"muon_rate": 0.25}, "muon"),
+        ({"variant": "transformer"}, "adamw"),
+        ({"variant": "narrow"}, "adamw"),
+        ({"init": "runs/first"}, "adamw"),
+        ({"lottery_rounds": 1}, "adamw"),
+        ({"micro_batches": 2}, "adamw"),
+        ({"shard": True}, "adamw"),
+        ({"low_rank_training": "adamw"}, "adamw"),
+    ],
+)
+def test_new_low_rank_layers_are_trained_in_the_best_way(given: dict[str, Any], way: str) -> None:
+    settings = Settings(**{"variant": "lrt"} | given)
+    assert settings.low_rank_way == way
+    assert settings.schedule.low_rank_training == way
+    assert settings.lottery is None or given == {"lottery_rounds": 1}
+
+
+def test_the_best_way_is_that_of_the_run(tmp_path: Path) -> None:
+    given = {"data": "tinyshakespeare", "folder": verses(tmp_path / "data"), "variant": "lrt", "steps": STEPS}
+    losses = {}
+    for way in (None, "muon", "adamw"):
+        outcome = run.start(tmp_path / str(way), Settings(**SMALL | given, low_rank_training=way), QUIET)
+        losses[way] = outcome.scores["loss"]
+    assert losses[None] == losses["muon"] != losses["adamw"]
+
+
 def test_sharded_weights_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^shard must be off with low_rank_training muon, which works on whole weights$"
