@@ -69,7 +69,7 @@ class Way:
 
     def grid(self, base: S, times: Sequence[float]) -> list[S]:
         """The settings at every rate; with Muon AdamW's rate is the usual one."""
-        own = replace(base, variant=self.variant, low_rank_training="adamw", **self.more)
+        own = replace(base, variant=self.variant, optimizer="muon" if self.muon else "adamw", **self.more)
         if self.muon:
             return [replace(own, muon_rate=MUON * base.learning_rate * each) for each in times]
         return [replace(own, learning_rate=base.learning_rate * each) for each in times]

@@ -31,7 +31,7 @@ from greenformers.train.task import MODEL
 SETTINGS = Settings(
     data="tinyshakespeare", objective="causal_lm", tokenizer="characters", length=128, batch=16, hidden=128, layers=4,
     heads=4, feed_forward=512, residual="pre", dropout=0.1, steps=4000, learning_rate=2e-3, evaluate_every=1000,
-    log_every=100, save_every=500,
+    log_every=100, save_every=500, optimizer="adamw",
 )  # fmt: skip
 QUICK: dict[str, Any] = {"limit": 200, "steps": 20, "evaluate_every": 10, "log_every": 10, "save_every": 20}
 SHARES = (0.8, 0.6, 0.4)

@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 SETTINGS = Settings(
     data="imdb", tokenizer="bytes", length=LENGTH, hidden=64, layers=2, heads=2, feed_forward=128, pooling="mean",
     residual="pre", dropout=0.1, batch=16, steps=1200, learning_rate=1e-3, evaluate_every=300, save_every=100,
-    log_every=50,
+    log_every=50, optimizer="adamw",
 )  # fmt: skip
 QUICK: dict[str, Any] = {"limit": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
 

@@ -31,6 +31,7 @@ SETTINGS = Settings(
     data="wikitext2", objective="masked_lm", tokenizer="bytes", limit=12_000, length=LENGTH, batch=TOKENS // LENGTH,
     hidden=64, layers=2, heads=4, feed_forward=256, residual="pre", position="sinusoidal", dropout=0.0,
     steps=STEPS, learning_rate=2e-3, evaluate_every=2000, log_every=100, save_every=500,
+    optimizer="adamw",
 )  # fmt: skip
 QUICK: dict[str, Any] = {"limit": 300, "steps": 8, "evaluate_every": 4, "log_every": 2, "save_every": 8, "hidden": 32}
 KS = (16, 32, 64, 128)

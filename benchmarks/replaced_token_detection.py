@@ -26,7 +26,7 @@ T_95 = 2.776  # Student's t for 95 % with 2 x 3 - 2 degrees of freedom
 # left after some two thousand.
 NETWORK = Settings(
     tokenizer="bpe", length=128, hidden=128, layers=2, heads=4, feed_forward=512, residual="pre",
-    position="sinusoidal", dropout=0.1, precision="bf16", log_every=100, save_every=500,
+    position="sinusoidal", dropout=0.1, precision="bf16", log_every=100, save_every=500, optimizer="adamw",
 )  # fmt: skip
 PRETRAINING: dict[str, Any] = {
     "data": "wikitext2", "vocabulary": 8000, "batch": 8, "steps": 4000, "learning_rate": 1e-3, "evaluate_every": 2000,

@@ -74,11 +74,11 @@ def base(run: Run) -> Settings:
     """The network that others are compared with, and how networks are trained."""
     steps = steps_of(run, run.given.data)
     if run.given.data == "digits":
-        return Settings(steps=steps, limit=200 if run.quick else None)
+        return Settings(steps=steps, limit=200 if run.quick else None, optimizer="adamw")
     return Settings(
         data="tinyshakespeare", folder=str(run.given.folder), tokenizer="characters", length=128, batch=16, hidden=64,
         layers=2, heads=4, feed_forward=256, steps=steps, learning_rate=3e-3,
-        limit=600 if run.quick else None,
+        limit=600 if run.quick else None, optimizer="adamw",
     )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ SHAPE: dict[str, Any] = {
     "learning_rate": 2e-4, "log_every": 10,
 }  # fmt: skip
 NETWORKS: dict[str, dict[str, Any]] = {
-    "scratch": {"learning_rate": 1e-3},
+    "scratch": {"learning_rate": 1e-3, "optimizer": "adamw"},
     "warm": {},
     "bigbird": {"variant": "bigbird"},
 }

@@ -200,11 +200,11 @@ def _schedules(
         ValueError: Raised where it has no effect, or is not for one of the networks.
     """
     way, low = schedule.low_rank_training, [name for name, model in models.items() if is_low_rank(model)]
-    if way != "adamw" and not low:
+    if way is not None and not low:
         raise ValueError(f"low_rank_training {way} is for low-rank layers, and no variant has any: {', '.join(models)}")
     for name in low:
         check(models[name], way, schedule.stream(task).steps)
-    return {name: schedule if name in low else replace(schedule, low_rank_training="adamw") for name in models}
+    return {name: schedule if name in low else replace(schedule, low_rank_training=None) for name in models}
 
 
 def _learnt(

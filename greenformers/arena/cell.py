@@ -132,7 +132,7 @@ class Cell:
             warmup=size.warmup / size.steps, weight_decay=size.weight_decay,
             seed=self.seed, evaluate_every=every, log_every=every, save_every=every, task_name=self.task,
             size=grid.size, data=None if grid.data is None else str(grid.data.resolve()), drawn=str(out / "data"),
-            limit=grid.limit, low_rank_training="adamw", **own,
+            limit=grid.limit, optimizer="adamw", **own,
         )  # fmt: skip
 
 

@@ -41,13 +41,20 @@ def compare(
     epochs: Annotated[int, typer.Option(help="Passes over the training set.")] = 25,
     batch: Batch = 64,
     learning_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 2e-3,
-    low_rank_training: Annotated[
-        str,
+    optimizer: Annotated[
+        str | None,
         typer.Option(
-            help="Way to train the variants with low-rank layers: adamw, as all others; muon, spectral or dense_first; "
-            "see `greenformers train --help`."
+            help="Optimiser: muon, of the matrices inside the layers, and AdamW of the rest; or adamw; by default "
+            "muon, but adamw with low_rank_training spectral."
         ),
-    ] = "adamw",
+    ] = None,
+    low_rank_training: Annotated[
+        str | None,
+        typer.Option(
+            help="Way to train the variants with low-rank layers: spectral or dense_first, see `greenformers train "
+            "--help`; by default as all others."
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Seed of the initial weights, of the order of the examples and of dropout.")
     ] = 0,
@@ -74,7 +81,12 @@ def compare(
     terminal.quiet()
     console = terminal.console()
     schedule = Schedule(
-        epochs=epochs, batch_size=batch, learning_rate=learning_rate, low_rank_training=low_rank_training, seed=seed
+        epochs=epochs,
+        batch_size=batch,
+        learning_rate=learning_rate,
+        optimizer=optimizer or ("adamw" if low_rank_training == "spectral" else "muon"),
+        low_rank_training=low_rank_training,
+        seed=seed,
     )
     network = Network(**vars(size))
     splits = load_images(data, folder, limit, pool, seed)

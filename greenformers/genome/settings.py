@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Network(Training):
-    """Settings of the network, by default that of Cahyawijaya 2021."""
+    """Settings of the network and its optimiser, by default those of Cahyawijaya 2021."""
 
     tokens: str | None = setting(None, "Folder of `genome tokenize`; by default the tokenizer of the run in init.")
     length: int = setting(4096, "Longest sequence in tokens.")
@@ -35,6 +35,9 @@ class Network(Training):
     feed_forward: int = setting(3072, "Width f of the feed-forward blocks.")
     dropout: float = setting(0.1, "Dropout after the embedding and each block.")
     warmup: float = setting(0.0, "Share of the steps that are warm-up.")
+    optimizer: str | None = setting(
+        "adamw", "Optimiser: adamw; or muon, of the matrices inside the layers, and AdamW of the rest."
+    )
 
     def sizes(self) -> dict[str, Any]:
         """Arguments of the network's configuration as for all runs, with a default of `k`.

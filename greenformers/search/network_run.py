@@ -214,18 +214,16 @@ def _prepared(
             "a search judges networks by a score, and replaced_token_detection leaves an encoder without one: search "
             "with the objective of the task that it is for"
         )
-    # All networks are trained alike where no way is named for low-rank ones.
-    base = replace(base, low_rank_training=(way := base.low_rank_training or "adamw"))
     task.objective.size("test")  # on which both networks are scored in the end
     objective = with_validation(task.objective)
     steps = base.schedule.stream(objective).steps
-    low_rank.check(task.network(), way, steps)  # a network of the settings can be
+    low_rank.check(task.network(), base.low_rank_training, steps)  # a network of the settings can be
     space = NetworkSpace.of(base, objective, job.vary, job.attentions)
     if job.strategy == "one-shot":
         parts_of(space)
         if others.count > 1:
             raise ValueError("the strategy one-shot trains one network of all: start it without torchrun")
-    least = 2 if way == "dense_first" else 1
+    least = 2 if base.low_rank_training == "dense_first" else 1
     rungs = tuple(dict.fromkeys(max(least, steps // part) for part in RUNGS))
     plan = NetworkPlan(job.bound, rungs, 60 * job.minutes, base.seed)
     trials = Trials(out / TRIALS, others.rank)

@@ -196,8 +196,7 @@ def with_part(settings: Training, part: str, value: Any) -> Training:
     k = own["k"] if rank_option(variant) is not None and own["k"] != KEPT else None
     option = settings.option if own["attention"] == part_of(settings, "attention") else None
     rank = type(settings).rank if own["rank"] is None else own["rank"]  # `train` refuses one that nothing has
-    way = settings.low_rank_training
-    way = way if low or way is None else "adamw"  # other ways are refused where no layer is of low rank
+    way = settings.low_rank_training if low else None  # refused where no layer is of low rank
     return replace(settings, variant=variant, rank=rank, k=k, option=option, low_rank_training=way)
 
 

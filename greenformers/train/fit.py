@@ -32,6 +32,9 @@ from greenformers.train.trainer import ResumableTrainer
 DENSE = "dense"
 """Folder, among checkpoints, of those of the steps in which layers are dense."""
 
+OPTIMIZERS = ("adamw", "muon")
+"""Names of the optimisers."""
+
 MUON = 5
 """Highest learning rate of Muon in units of AdamW's, where Muon is asked for without a rate.
 
@@ -50,13 +53,12 @@ class Schedule:
         batch_size: Examples a step, of all processes together.
         accumulate: Parts of a batch that are computed one after the other; a divisor of the batch size.
         learning_rate: Highest learning rate of AdamW.
-        muon_rate: Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest;
-            by default AdamW trains all, or with low_rank_training "muon" five times the learning rate. See
-            `greenformers.train.optimizer`.
-        low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`: "adamw",
-            as all others; "muon", where factors are matrices inside the layers, else AdamW; "spectral", from truncated
-            dense weights, with decay of the product of the factors; "dense_first", dense for a quarter of the steps and
-            then truncated. The last two start with new weights.
+        optimizer: One of `OPTIMIZERS`: "adamw", or "muon", which trains the matrices inside the layers, and AdamW the
+            rest. See `greenformers.train.optimizer`.
+        muon_rate: Highest learning rate of Muon; by default five times the learning rate.
+        low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`:
+            "spectral", from truncated dense weights, with decay of the product of the factors; "dense_first", dense for
+            a quarter of the steps and then truncated. Both start with new weights. None: as all others.
         warmup: Share of the steps that are warm-up, 0..1.
         decay: Factor of the learning rate after every step, in place of the cosine.
         weight_decay: Weight decay.
@@ -78,8 +80,9 @@ class Schedule:
     batch_size: int = 64
     accumulate: int = 1
     learning_rate: float = 2e-3
+    optimizer: str = "adamw"
     muon_rate: float | None = None
-    low_rank_training: str = "adamw"
+    low_rank_training: str | None = None
     warmup: float = 0.1
     decay: float | None = None
     weight_decay: float = 0.01
@@ -116,8 +119,7 @@ class Schedule:
         for name in ("learning_rate", "muon_rate"):
             if (rate := getattr(self, name)) is not None and not 0 < rate < math.inf:
                 raise ValueError(f"{name} must be above 0 and finite, got {rate}")
-        if self.muon_rate is not None and self.shard:
-            raise ValueError("shard must be off with muon_rate: Muon makes one update of a whole matrix")
+        self._check_optimizer()
         self._check_low_rank_training()
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup must be in 0..1, got {self.warmup}")
@@ -132,17 +134,23 @@ class Schedule:
         if self.precision == "fp16" and not torch.cuda.is_available():
             raise ValueError("precision must be fp32 or bf16 where there is no GPU, got 'fp16'")
 
+    def _check_optimizer(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; got {self.optimizer!r}")
+        if self.optimizer != "muon" and self.muon_rate is not None:
+            raise ValueError(f"muon_rate is for optimizer muon, got {self.muon_rate} with {self.optimizer}")
+        if self.optimizer == "muon" and self.shard:
+            raise ValueError("shard must be off with optimizer muon, which makes one update of a whole matrix")
+
     def _check_low_rank_training(self) -> None:
-        way = self.low_rank_training
+        if (way := self.low_rank_training) is None:
+            return
         if way not in low_rank.WAYS:
             raise ValueError(f"low_rank_training must be one of {', '.join(low_rank.WAYS)}; got {way!r}")
-        if way != "adamw" and self.shard:
+        if self.shard:
             raise ValueError(f"shard must be off with low_rank_training {way}, which works on whole weights")
-        if way == "spectral" and self.muon_rate is not None:
-            raise ValueError(
-                "muon_rate must be left out with low_rank_training spectral, as Muon decays factors by themselves; "
-                f"got {self.muon_rate}"
-            )
+        if way == "spectral" and self.optimizer == "muon":
+            raise ValueError("optimizer must be adamw with low_rank_training spectral, as Muon decays single factors")
         if way == "dense_first" and self.patience is not None:
             raise ValueError(
                 "patience must be left out with low_rank_training dense_first, whose layers it could leave dense; "
@@ -152,9 +160,9 @@ class Schedule:
     @property
     def highest_muon_rate(self) -> float | None:
         """Highest learning rate of Muon; None: AdamW trains all."""
-        if self.low_rank_training == "muon" and self.muon_rate is None:
-            return MUON * self.learning_rate
-        return self.muon_rate
+        if self.optimizer != "muon":
+            return None
+        return MUON * self.learning_rate if self.muon_rate is None else self.muon_rate
 
     def paces(self) -> tuple[int | None, int | None, int | None]:
         """Steps between entries of the loss, evaluations and checkpoints."""

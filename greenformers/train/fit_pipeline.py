@@ -37,7 +37,7 @@ def fit_pipeline(
     Args:
         model: A model that the objective has built, the same in every process.
         objective: The objective that the model is trained for.
-        schedule: How long and how fast the model is trained; patience, accumulate, shard, precision, muon_rate and
+        schedule: How long and how fast the model is trained; patience, accumulate, shard, precision, optimizer and
             low_rank_training must be the defaults.
         micro_batches: Number of parts of a batch that are in the pipeline at once.
         stages: Number of stages; None: as many as processes, else as many replicas as processes over stages.

@@ -1,7 +1,5 @@
-"""Ways to train low-rank layers W = D E, with D (m, r) and E (r, n), beside AdamW for both factors.
+"""Ways to train low-rank layers W = D E, with D (m, r) and E (r, n), beside that of all other layers.
 
-    muon         factors that are matrices inside the layers by Muon, see `greenformers.train.optimizer`; by AdamW those
-                 of experts and of embeddings, and D of single heads
     spectral     D E starts as the nearest matrix of rank r to a dense weight as it would be drawn, and decays as a
                  product: D <- D - a D E E^T and E <- E - a D^T D E, the gradient of |D E|^2 / 2 in each factor.
                  Khodak 2021, arXiv:2105.01029
@@ -26,11 +24,8 @@ from greenformers.lowrank.linear import LED, HeadLED
 from greenformers.train.checkpoint import MANIFEST
 from greenformers.train.state import MODEL, OPTIMIZER
 
-WAYS = ("adamw", "muon", "spectral", "dense_first")
-"""Names of the ways; with "adamw" low-rank layers are trained as all others."""
-
-ANEW = ("spectral", "dense_first")
-"""Ways that start with weights of their own."""
+WAYS = ("spectral", "dense_first")
+"""Names of the ways, which start with weights of their own."""
 
 DENSE_SHARE = 0.25
 """Share of the steps in which layers are dense, of "dense_first"."""
@@ -41,22 +36,22 @@ def is_low_rank(model: nn.Module) -> bool:
     return any(isinstance(module, LED | HeadLED | ExpertsLED) for module in model.modules())
 
 
-def check(model: nn.Module, way: str, steps: int) -> None:
+def check(model: nn.Module, way: str | None, steps: int) -> None:
     """Check that a network can be trained in one of the ways, and that the way has an effect.
 
     Args:
         model: The network.
-        way: One of `WAYS`.
+        way: One of `WAYS`; None: as all other layers.
         steps: Steps of the whole training.
 
     Raises:
         ValueError: The network has no low-rank layers, or the way is not for its kind of them or for so few steps.
     """
-    if way == "adamw":
+    if way is None:
         return
     if not is_low_rank(model):
         raise ValueError(f"low_rank_training {way} is for low-rank layers, and {type(model).__name__} has none")
-    if way in ANEW and any(isinstance(module, HeadLED) for module in model.modules()):
+    if any(isinstance(module, HeadLED) for module in model.modules()):
         raise ValueError(f"rank_per_head must be off with low_rank_training {way}, which is for two factors a layer")
     if way == "dense_first":
         dense_steps(steps)

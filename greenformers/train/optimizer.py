@@ -113,7 +113,7 @@ def muon_and_adamw(
     rest = named.keys() - matrices
     groups = [group(rest & decayed, weight_decay), group(rest - decayed, 0.0)]
     muon = Muon([group(matrices, weight_decay)], lr=muon_rate)
-    return MuonAndAdamW(muon, AdamW(groups, lr=learning_rate))
+    return MuonAndAdamW(muon, AdamW(groups, lr=learning_rate, fused=True))
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:

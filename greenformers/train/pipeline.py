@@ -91,7 +91,7 @@ def checked(
 
     Args:
         model: The model.
-        schedule: How it is trained; patience, accumulate, shard, precision, muon_rate and low_rank_training must be the
+        schedule: How it is trained; patience, accumulate, shard, precision, optimizer and low_rank_training must be the
             defaults.
         micro_batches: Number of parts of a batch.
         stages: Number of stages; None: as many as processes.
@@ -103,7 +103,7 @@ def checked(
     if processes == 1:
         raise ValueError("micro_batches needs several processes: start the run with torchrun")
     plain = Schedule()
-    for name in ("patience", "accumulate", "shard", "precision", "muon_rate", "low_rank_training"):
+    for name in ("patience", "accumulate", "shard", "precision", "optimizer", "low_rank_training"):
         if getattr(schedule, name) != getattr(plain, name):
             raise ValueError(f"{name} must be {getattr(plain, name)} in a pipeline, got {getattr(schedule, name)}")
     count = processes if stages is None else stages

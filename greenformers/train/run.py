@@ -17,7 +17,7 @@ from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
 from greenformers.train.lottery import Lottery
-from greenformers.train.low_rank import ANEW, check, dense_steps
+from greenformers.train.low_rank import check, dense_steps
 from greenformers.train.objective import Objective
 from greenformers.train.pipeline import checked
 from greenformers.train.processes import alone, first_process, processes
@@ -205,9 +205,9 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
 
 def _check_low_rank_training(settings: Training, model: PreTrainedModel, steps: int) -> None:
     """Raise ValueError where the way of training low-rank layers has no effect, or excludes another setting."""
-    way, snapshots = settings.low_rank_way, settings.snapshot_steps
+    way, snapshots = settings.low_rank_training, settings.snapshot_steps
     check(model, way, steps)
-    if way in ANEW and settings.init is not None:
+    if way is not None and settings.init is not None:
         raise ValueError(
             f"init must be left out with low_rank_training {way}, which starts anew; got {settings.init!r}"
         )

@@ -90,16 +90,18 @@ class Training:
     batch: int = setting(64, "Examples a step, of all processes together.")
     accumulate: int = setting(1, "Parts of a batch that are computed one after the other.")
     learning_rate: float = setting(2e-3, "Highest learning rate.")
-    muon_rate: float | None = setting(
+    optimizer: str | None = setting(
         None,
-        "Highest learning rate of Muon, which then trains the matrices inside the layers, and AdamW the rest; by "
-        "default AdamW trains all, or Muon at five times the learning rate where low_rank_training is muon.",
+        "Optimiser: adamw; or muon, of the matrices inside the layers, and AdamW of the rest; by default muon for new "
+        "weights that are whole on a device, else adamw.",
+    )
+    muon_rate: float | None = setting(
+        None, "Highest learning rate of Muon; by default five times the learning rate, which is AdamW's."
     )
     low_rank_training: str | None = setting(
         None,
-        "Way to train low-rank layers: muon, for matrices inside layers; adamw, as all others; spectral, from "
-        "truncated dense weights, with decay of products; dense_first, dense for a quarter of the steps, then "
-        "truncated; by default muon for new weights that are whole on a device, else adamw.",
+        "Way to train low-rank layers: spectral, from truncated dense weights, with decay of products; dense_first, "
+        "dense for a quarter of the steps, then truncated; by default as all others.",
     )
     warmup: float = setting(0.1, "Share of the steps that are warm-up.")
     decay: float | None = setting(None, "Factor of the learning rate after every step; by default a cosine down to 0.")
@@ -149,18 +151,18 @@ class Training:
     )
 
     @property
-    def low_rank_way(self) -> str:
-        """The way to train low-rank layers: where none is given, the best one that this kind of run can have.
+    def asked_optimizer(self) -> str:
+        """The optimiser: where none is given, Muon if this kind of run can have it and its weights are new.
 
-        That is Muon, for new weights: docs/studies/low-rank-training.md.
+        What AdamW has trained, AdamW goes on with.
         """
         from greenformers.train.shard import is_sharded
 
-        if self.low_rank_training is not None:
-            return self.low_rank_training
-        new = self.init is None and not self.lottery_rounds
+        if self.optimizer is not None or self.muon_rate is not None:
+            return self.optimizer or "muon"
+        new = self.init is None and not self.lottery_rounds and self.low_rank_training != "spectral"
         whole = self.micro_batches is None and not is_sharded(self.shard)
-        return "muon" if "lrt" in self.variant.split("+") and new and whole else "adamw"
+        return "muon" if new and whole else "adamw"
 
     @property
     def schedule(self) -> "Schedule":
@@ -173,7 +175,7 @@ class Training:
 
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}
-        return Schedule(**given | {"batch_size": self.batch, "low_rank_training": self.low_rank_way})
+        return Schedule(**given | {"batch_size": self.batch, "optimizer": self.asked_optimizer})
 
     @property
     def lottery(self) -> "Lottery | None":
@@ -195,14 +197,12 @@ class Training:
             raise ValueError(f"micro_batches is not for lottery_rounds: must be left out, got {self.micro_batches}")
         if self.shard:
             raise ValueError("shard must be off with lottery_rounds: masks are of whole weights")
-        if self.muon_rate is not None:
+        if self.asked_optimizer != "adamw":
+            raise ValueError("optimizer must be adamw with lottery_rounds: Muon moves dropped weights too")
+        if self.low_rank_training is not None:
             raise ValueError(
-                f"muon_rate must be left out with lottery_rounds: Muon moves dropped weights too; got {self.muon_rate}"
-            )
-        if (way := self.low_rank_way) != "adamw":
-            raise ValueError(
-                "low_rank_training must be adamw with lottery_rounds, as other ways move dropped weights too; "
-                f"got {way!r}"
+                "low_rank_training must be left out with lottery_rounds, as its ways move dropped weights too; "
+                f"got {self.low_rank_training!r}"
             )
         if self.lottery_rewind and self.patience is not None:
             raise ValueError(

@@ -158,13 +158,14 @@ def test_help_shows_every_setting_with_its_default(
         ("compare --hidden 63", "num_attention_heads must divide hidden_size 63, got 4"),
         ("compare --epochs 0", "epochs must be at least 1, got 0"),
         ("compare --learning-rate nan", "learning_rate must be above 0 and finite, got nan"),
+        ("compare --optimizer sgd", "optimizer must be one of adamw, muon; got 'sgd'"),
         (
             "compare --low-rank-training sgd",
-            "low_rank_training must be one of adamw, muon, spectral, dense_first; got 'sgd'",
+            "low_rank_training must be one of spectral, dense_first; got 'sgd'",
         ),
         (
-            "compare --variants linformer --low-rank-training muon",
-            "low_rank_training muon is for low-rank layers, and no variant has any: transformer, linformer",
+            "compare --variants linformer --low-rank-training spectral",
+            "low_rank_training spectral is for low-rank layers, and no variant has any: transformer, linformer",
         ),
         ("compare --variants transformer --limit 50", "batch must be at most 50, the training examples, got 64"),
         ("compare --country ZZZ", "country must be a 3-letter ISO code"),

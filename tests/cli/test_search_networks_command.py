@@ -104,7 +104,7 @@ def test_another_best_takes_the_place_of_one_that_was_stopped(
      (("--attentions", "linformer"), "name it in --vary"), (("--variant", "narrow"), "variant narrow is a control"),
      (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
      (("--patience", "2"), "patience is not for a search"),
-     (("--low-rank-training", "muon"), "low_rank_training muon is for low-rank layers"),
+     (("--low-rank-training", "spectral"), "low_rank_training spectral is for low-rank layers"),
      (("--lose", "many"), "lose must be a share")],
 )  # fmt: skip
 def test_mistakes_are_one_line(

@@ -191,6 +191,12 @@ def test_the_slots_of_a_run_are_inherited(tmp_path):
             inherited({"init": str(tmp_path), name: value})
 
 
+def test_the_optimiser_is_that_of_the_thesis_unless_another_is_asked_for():
+    for kind in (Pretraining, Finetuning):
+        assert kind().schedule.highest_muon_rate is None
+        assert kind(optimizer="muon", learning_rate=0.1).schedule.highest_muon_rate == 0.5
+
+
 def test_layers_that_are_dense_first_are_trained_without_early_stopping():
     given = {"variant": "lrt", "low_rank_training": "dense_first"}
     assert Finetuning(**inherited(given)).schedule.patience is None

@@ -403,7 +403,7 @@ def test_replaced_token_detection_learns_with_one_optimiser() -> None:
         ({"learning_rate": 0.0}, r"learning_rate must be above 0 and finite, got 0\.0"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0 and finite, got nan"),
         ({"learning_rate": math.inf}, "learning_rate must be above 0 and finite, got inf"),
-        ({"muon_rate": math.inf}, "muon_rate must be above 0 and finite, got inf"),
+        ({"optimizer": "muon", "muon_rate": math.inf}, "muon_rate must be above 0 and finite, got inf"),
         ({"weight_decay": math.inf}, "weight_decay must be at least 0 and finite, got inf"),
         ({"warmup": 1.5}, r"warmup must be in 0\.\.1, got 1\.5"),
         ({"warmup": -0.1}, r"warmup must be in 0\.\.1, got -0\.1"),

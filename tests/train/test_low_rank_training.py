@@ -21,8 +21,8 @@ from greenformers.train import callbacks, run
 from greenformers.train import fit as fit_module
 from greenformers.train.callbacks import ProductDecay
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import History, Schedule, fit
-from greenformers.train.low_rank import ANEW, begin_spectral, carried, check, decay_products, factors, nearest
+from greenformers.train.fit import OPTIMIZERS, History, Schedule, fit
+from greenformers.train.low_rank import WAYS, begin_spectral, carried, check, decay_products, factors, nearest
 from greenformers.train.settings import Settings
 from greenformers.train.state import MODEL, OPTIMIZER
 from greenformers.train.stream import generator
@@ -38,7 +38,7 @@ def network(rank: int | None = RANK, **sizes: Any) -> tuple[CausalLM, PreTrained
 
 
 def trained(
-    way: str, folder: Path | None = None, *, rank: int | None = RANK, resume: bool = False,
+    way: str | None, folder: Path | None = None, *, rank: int | None = RANK, resume: bool = False,
     callbacks: tuple[TrainerCallback, ...] = (), sizes: dict[str, Any] | None = None, **options: Any,
 ) -> tuple[dict[str, Tensor], History]:  # fmt: skip
     task, model = network(rank, **sizes or {})
@@ -137,15 +137,6 @@ def test_what_an_optimiser_knows_is_carried_over_as_gradients_are() -> None:
 # The ways.
 
 
-def test_muon_is_muon_at_five_times_the_rate_unless_a_rate_is_given() -> None:
-    weights, history = trained("muon", steps=3)
-    others, other = trained("adamw", steps=3, muon_rate=0.05)
-    assert history.log == other.log
-    assert all(torch.equal(x, others[name]) for name, x in weights.items())
-    assert Schedule(low_rank_training="muon", muon_rate=0.25).highest_muon_rate == 0.25
-    assert Schedule().highest_muon_rate is None
-
-
 def test_spectral_starts_so_and_decays_products_in_place_of_factors() -> None:
     model = network()[1]
     begin_spectral(model, generator(0, 7))
@@ -165,10 +156,10 @@ def test_spectral_starts_so_and_decays_products_in_place_of_factors() -> None:
     assert not torch.equal(pair_of(free, layers[0])[0], pair_of(decayed, layers[0])[0])
 
 
-@pytest.mark.parametrize("muon_rate", [None, 0.1])
-def test_dense_first_is_the_dense_network_and_then_its_truncation(tmp_path: Path, muon_rate: float | None) -> None:
-    weights, history = trained("dense_first", tmp_path, muon_rate=muon_rate)
-    _, dense = trained("adamw", rank=None, muon_rate=muon_rate)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_dense_first_is_the_dense_network_and_then_its_truncation(tmp_path: Path, optimizer: str) -> None:
+    weights, history = trained("dense_first", tmp_path, optimizer=optimizer)
+    _, dense = trained(None, rank=None, optimizer=optimizer)
     losses = history.curve("loss")
     assert [step for step, _ in losses] == list(range(1, STEPS + 1))
     assert losses[:DENSE] == dense.curve("loss")[:DENSE]
@@ -183,7 +174,7 @@ def test_dense_first_is_the_dense_network_and_then_its_truncation(tmp_path: Path
     for layer in layers:
         D, E = pair_of(after, layer)
         torch.testing.assert_close((D @ E).double(), truncated(before[f"{layer}.weight"]), atol=1e-3, rtol=1e-3)
-        kind = "exp_avg" if muon_rate is None else "momentum_buffer"
+        kind = "exp_avg" if optimizer == "adamw" else "momentum_buffer"
         dense_state = states[0][f"{layer}.weight/{kind}"]
         torch.testing.assert_close(states[1][f"{layer}.decoder.weight/{kind}"], dense_state @ E.T)
         torch.testing.assert_close(states[1][f"{layer}.encoder.weight/{kind}"], D.T @ dense_state)
@@ -297,15 +288,15 @@ def test_a_signal_to_another_process_ends_the_dense_steps_too(tmp_path: Path, mo
     [
         (
             {"low_rank_training": "sgd"},
-            "low_rank_training must be one of adamw, muon, spectral, dense_first; got 'sgd'",
+            "low_rank_training must be one of spectral, dense_first; got 'sgd'",
         ),
         (
-            {"low_rank_training": "muon", "variant": "transformer"},
-            "low_rank_training muon is for low-rank layers, and GreenformerForCausalLM has none",
+            {"low_rank_training": "spectral", "variant": "transformer"},
+            "low_rank_training spectral is for low-rank layers, and GreenformerForCausalLM has none",
         ),
         (
             {"low_rank_training": "spectral", "muon_rate": 0.1},
-            "muon_rate must be left out with low_rank_training spectral, as Muon decays factors by themselves; got 0.1",
+            "optimizer must be adamw with low_rank_training spectral, as Muon decays single factors",
         ),
         (
             {"low_rank_training": "dense_first", "patience": 1},
@@ -320,8 +311,9 @@ def test_a_signal_to_another_process_ends_the_dense_steps_too(tmp_path: Path, mo
             r"snapshots must be in 3\.\.8, where layers are of low rank, got 2,5",
         ),
         (
-            {"low_rank_training": "muon", "lottery_rounds": 1},
-            "low_rank_training must be adamw with lottery_rounds, as other ways move dropped weights too; got 'muon'",
+            {"low_rank_training": "dense_first", "lottery_rounds": 1},
+            "low_rank_training must be left out with lottery_rounds, as its ways move dropped weights too; "
+            "got 'dense_first'",
         ),
     ],
 )
@@ -332,48 +324,17 @@ def test_what_has_no_effect_or_cannot_be_is_refused(tmp_path: Path, changed: dic
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize(
-    ("given", "way"),
-    [
-        ({}, "muon"),
-        ({"variant": "lrt+linformer"}, "muon"),
-        ({"muon_rate": 0.25}, "muon"),
-        ({"variant": "transformer"}, "adamw"),
-        ({"variant": "narrow"}, "adamw"),
-        ({"init": "runs/first"}, "adamw"),
-        ({"lottery_rounds": 1}, "adamw"),
-        ({"micro_batches": 2}, "adamw"),
-        ({"shard": True}, "adamw"),
-        ({"low_rank_training": "adamw"}, "adamw"),
-    ],
-)
-def test_new_low_rank_layers_are_trained_in_the_best_way(given: dict[str, Any], way: str) -> None:
-    settings = Settings(**{"variant": "lrt"} | given)
-    assert settings.low_rank_way == way
-    assert settings.schedule.low_rank_training == way
-    assert settings.lottery is None or given == {"lottery_rounds": 1}
-
-
-def test_the_best_way_is_that_of_the_run(tmp_path: Path) -> None:
-    given = {"data": "tinyshakespeare", "folder": verses(tmp_path / "data"), "variant": "lrt", "steps": STEPS}
-    losses = {}
-    for way in (None, "muon", "adamw"):
-        outcome = run.start(tmp_path / str(way), Settings(**SMALL | given, low_rank_training=way), QUIET)
-        losses[way] = outcome.scores["loss"]
-    assert losses[None] == losses["muon"] != losses["adamw"]
-
-
 def test_sharded_weights_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"^shard must be off with low_rank_training muon, which works on whole weights$"
+        ValueError, match=r"^shard must be off with low_rank_training dense_first, which works on whole weights$"
     ):
-        _ = Settings(low_rank_training="muon", shard=True).schedule
+        _ = Settings(low_rank_training="dense_first", shard=True).schedule
 
 
 def test_a_start_of_its_own_excludes_that_of_a_run(tmp_path: Path) -> None:
     given = {"data": "tinyshakespeare", "folder": verses(tmp_path / "data"), "variant": "lrt"}
     run.start(tmp_path / "first", Settings(**SMALL | given), QUIET)
-    for way in ANEW:
+    for way in WAYS:
         settings = Settings(**SMALL | given, low_rank_training=way, init=str(tmp_path / "first"))
         with pytest.raises(ValueError, match=f"^init must be left out with low_rank_training {way}, which starts anew"):
             run.start(tmp_path / "second", settings, QUIET)
@@ -382,7 +343,7 @@ def test_a_start_of_its_own_excludes_that_of_a_run(tmp_path: Path) -> None:
 
 def test_factors_of_single_heads_are_refused() -> None:
     model = network(rank_per_head=True)[1]
-    check(model, "muon", STEPS)
-    for way in ANEW:
+    check(model, None, STEPS)
+    for way in WAYS:
         with pytest.raises(ValueError, match=f"^rank_per_head must be off with low_rank_training {way}, which is for"):
             check(model, way, STEPS)

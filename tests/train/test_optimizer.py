@@ -1,14 +1,16 @@
 """Muon for the matrices inside layers: beside its formula by a singular value decomposition, and AdamW for the rest."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny import QUIET, SIZES, TEXT, characters
+from tiny import QUIET, SIZES, SMALL, TEXT, characters, verses
 from torch import Tensor, nn
 
+from greenformers.train import run
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import OPTIMIZERS, Schedule, fit
 from greenformers.train.optimizer import Muon, is_matrix, muon_and_adamw
 from greenformers.train.settings import Settings
 
@@ -90,22 +92,58 @@ def test_a_state_that_is_loaded_is_used() -> None:
 
 def test_it_learns_more_in_as_many_steps_where_ranks_are_low(tmp_path: Path) -> None:
     losses = []
-    for muon_rate in (None, 0.1):
+    for optimizer in OPTIMIZERS:
         task = CausalLM(TEXT, characters(), 16)
         torch.manual_seed(0)
         model = task.build(task.config(**SIZES, rank=3))
-        schedule = Schedule(steps=60, batch_size=8, learning_rate=0.01, muon_rate=muon_rate)
-        history = fit(model, task, schedule, label="", console=QUIET, folder=tmp_path / str(muon_rate))
+        schedule = Schedule(steps=60, batch_size=8, learning_rate=0.02, optimizer=optimizer)
+        history = fit(model, task, schedule, label="", console=QUIET, folder=tmp_path / optimizer)
         losses.append(history.curve("eval_loss")[-1][1])
     assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "rate"),
+    [
+        ({}, 0.5),
+        ({"variant": "lrt"}, 0.5),
+        ({"muon_rate": 0.25}, 0.25),
+        ({"optimizer": "adamw"}, None),
+        ({"init": "runs/first"}, None),
+        ({"init": "runs/first", "optimizer": "muon"}, 0.5),
+        ({"lottery_rounds": 1}, None),
+        ({"micro_batches": 2}, None),
+        ({"shard": True}, None),
+        ({"variant": "lrt", "low_rank_training": "dense_first"}, 0.5),
+        ({"variant": "lrt", "low_rank_training": "spectral"}, None),
+    ],
+)
+def test_new_weights_are_trained_by_muon(given: dict[str, Any], rate: float | None) -> None:
+    settings = Settings(**{"learning_rate": 0.1} | given)
+    assert settings.schedule.highest_muon_rate == rate
+    assert settings.lottery is None or given == {"lottery_rounds": 1}
+    assert Schedule().highest_muon_rate is None
+
+
+def test_the_optimiser_is_that_of_the_run(tmp_path: Path) -> None:
+    given = {"data": "tinyshakespeare", "folder": verses(tmp_path / "data"), "steps": 8}
+    losses = {}
+    for optimizer in (None, *OPTIMIZERS):
+        outcome = run.start(tmp_path / str(optimizer), Settings(**SMALL | given, optimizer=optimizer), QUIET)
+        losses[optimizer] = outcome.scores["loss"]
+    assert losses[None] == losses["muon"] != losses["adamw"]
 
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"muon_rate is for matrices inside layers, and Linear has none"):
         muon_and_adamw(nn.Linear(3, 3), set(), **RATES)
     with pytest.raises(ValueError, match=r"muon_rate must be above 0 and finite, got 0"):
-        Schedule(muon_rate=0)
-    with pytest.raises(ValueError, match="shard must be off with muon_rate"):
-        Schedule(muon_rate=0.1, shard=True)
-    with pytest.raises(ValueError, match="muon_rate must be left out with lottery_rounds"):
+        Schedule(optimizer="muon", muon_rate=0)
+    with pytest.raises(ValueError, match=r"^optimizer must be one of adamw, muon; got 'sgd'$"):
+        Schedule(optimizer="sgd")
+    with pytest.raises(ValueError, match=r"^muon_rate is for optimizer muon, got 0\.1 with adamw$"):
+        _ = Settings(optimizer="adamw", muon_rate=0.1).schedule
+    with pytest.raises(ValueError, match=r"^shard must be off with optimizer muon, which makes one update of a whole"):
+        Schedule(optimizer="muon", shard=True)
+    with pytest.raises(ValueError, match=r"^optimizer must be adamw with lottery_rounds: Muon moves dropped weights"):
         Settings(muon_rate=0.1, lottery_rounds=2).lottery  # noqa: B018

@@ -103,7 +103,12 @@ def test_what_has_no_stages_is_refused(model, stages: int, message: str) -> None
         ({"patience": 2}, (2, None, 2), "patience must be None in a pipeline, got 2"),
         ({"accumulate": 2}, (2, None, 2), "accumulate must be 1 in a pipeline, got 2"),
         ({"precision": "bf16"}, (2, None, 2), "precision must be fp32 in a pipeline, got bf16"),
-        ({"low_rank_training": "muon"}, (2, None, 2), "low_rank_training must be adamw in a pipeline, got muon"),
+        ({"optimizer": "muon"}, (2, None, 2), "optimizer must be adamw in a pipeline, got muon"),
+        (
+            {"low_rank_training": "spectral"},
+            (2, None, 2),
+            "low_rank_training must be None in a pipeline, got spectral",
+        ),
         ({"shard": True}, (2, None, 2), "shard must be False in a pipeline, got True"),
         ({}, (2, None, 1), "micro_batches needs several processes: start the run with torchrun"),
         ({}, (2, 3, 4), "stages must be at least 2 and divide the processes, 4, got 3"),

@@ -143,7 +143,7 @@ def test_another_seed_ends_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"accumulate": 3, "clip": 0.0}, {"precision": "bf16", "recompute": True}, {"patience": 1}, {"muon_rate": 0.1}],
+    [{"accumulate": 3, "clip": 0.0}, {"precision": "bf16", "recompute": True}, {"patience": 1}, {"optimizer": "muon"}],
     ids=str,
 )
 def test_with_every_feature(tmp_path: Path, options: dict) -> None:

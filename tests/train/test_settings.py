@@ -103,7 +103,7 @@ def test_json_must_hold_settings_by_name(tmp_path) -> None:
 
 
 def test_every_setting_of_the_schedule_reaches_it() -> None:
-    assert Settings().schedule == Schedule(epochs=Settings().epochs)
+    assert Settings().schedule == Schedule(epochs=Settings().epochs, optimizer="muon")
     shared = {entry.name for entry in fields(Schedule)} & {entry.name for entry in fields(Settings)}
     assert {entry.name for entry in fields(Schedule)} - shared == {"batch_size"}
     changed = {
@@ -112,9 +112,10 @@ def test_every_setting_of_the_schedule_reaches_it() -> None:
         "clip": 2.0, "seed": 9, "precision": "bf16", "shard": True, "recompute": True, "evaluate_every": 11,
         "log_every": 12, "save_every": 13, "keep": 4, "patience": 6,
     }  # fmt: skip
-    assert {*changed, "muon_rate", "low_rank_training"} == shared
-    assert Settings(muon_rate=0.25).schedule.muon_rate == 0.25  # which shard excludes
-    assert Settings(low_rank_training="spectral").schedule.low_rank_training == "spectral"  # as it does these
+    assert {*changed, "optimizer", "muon_rate", "low_rank_training"} == shared
+    assert Settings(optimizer="muon").schedule.optimizer == "muon"  # which shard excludes, as it does these
+    assert Settings(muon_rate=0.25).schedule.muon_rate == 0.25
+    assert Settings(low_rank_training="spectral").schedule.low_rank_training == "spectral"
     assert Settings(batch=34, **changed).schedule == Schedule(batch_size=34, **changed)
     with pytest.raises(ValueError, match=r"^epochs must be at least 1, got 0$"):
         _ = Settings(epochs=0).schedule
