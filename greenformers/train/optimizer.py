@@ -15,6 +15,8 @@ from torch.optim import AdamW, Optimizer
 MOMENTUM = 0.95
 QUINTIC, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 """Coefficients of Newton-Schulz: five steps make singular values of about 0.7 to 1.2 of all but the least."""
+LEAST, LONG = 64, 3
+"""Rows of a matrix, and columns in units of its rows, from which on polynomials of its Gram matrix are quicker."""
 
 
 class Muon(Optimizer):
@@ -48,14 +50,44 @@ class Muon(Optimizer):
 
 def orthogonalised(matrix: Tensor) -> Tensor:
     """About U V^T of a matrix U S V^T, by Newton-Schulz: X <- a X + (b X X^T + c (X X^T)^2) X."""
-    a, b, c = QUINTIC
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / x.norm().clamp(min=1e-7)
+    # Polynomials of X X^T take more digits than bfloat16 has, and pay where they are much smaller than X.
+    long = not x.is_cuda and x.shape[0] >= LEAST and x.shape[1] >= LONG * x.shape[0]
+    x = _by_gram(x) if long else _by_matrix(x)
+    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+
+
+def _by_matrix(x: Tensor) -> Tensor:
+    """Newton-Schulz as it is written, for X (p, q): 4 p^2 q + 2 p^3 FLOPs an iteration."""
+    a, b, c = QUINTIC
     for _ in range(ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+    return x
+
+
+def _by_gram(x: Tensor) -> Tensor:
+    """The same by G = X X^T (p, p), as each iteration is a polynomial P = a I + b G + c G^2 of it.
+
+    G <- P G P, and in the end X <- P_5 .. P_1 X: 8 p^3 FLOPs an iteration and 4 p^2 q in all, about half for q = 4 p.
+    """
+    gram = x @ x.T
+    whole = polynomial = _polynomial(gram)
+    for _ in range(ITERATIONS - 1):
+        gram = polynomial @ gram @ polynomial
+        polynomial = _polynomial(gram)
+        whole = polynomial @ whole
+    return whole @ x
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    """P of a matrix G."""
+    a, b, c = QUINTIC
+    polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+    polynomial.diagonal().add_(a)
+    return polynomial
 
 
 class MuonAndAdamW(Optimizer):

@@ -1,5 +1,6 @@
 """Muon for the matrices inside layers: beside its formula by a singular value decomposition, and AdamW for the rest."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from greenformers.train import run
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.fit import OPTIMIZERS, Schedule, fit
-from greenformers.train.optimizer import Muon, is_matrix, muon_and_adamw
+from greenformers.train.optimizer import ITERATIONS, QUINTIC, Muon, is_matrix, muon_and_adamw, orthogonalised
 from greenformers.train.settings import Settings
 
 RATES = {"muon_rate": 0.1, "learning_rate": 0.01, "weight_decay": 0.0}
@@ -75,6 +76,19 @@ def test_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     moved, expected = ((x - 0.99**3).flatten() for x in (ours, theirs))  # a decay of 1 % a step
     assert torch.cosine_similarity(moved, expected, dim=0) > 0.998, "theirs rounds to bfloat16"
     torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(64, 192), (256, 64)])
+@pytest.mark.parametrize("least", [1.0, 1e-6])
+def test_polynomials_of_the_gram_matrix_are_newton_schulz(shape: tuple[int, int], least: float) -> None:
+    torch.manual_seed(0)
+    U, _, V = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    matrix = U * torch.logspace(0, math.log10(least), 64) @ V
+    x = matrix.double() / matrix.norm()
+    a, b, c = QUINTIC
+    for _ in range(ITERATIONS):
+        x = a * x + b * (x @ x.T @ x) + c * (x @ x.T @ x @ x.T @ x)
+    torch.testing.assert_close(orthogonalised(matrix).double(), x, atol=1e-4, rtol=0)
 
 
 def test_a_state_that_is_loaded_is_used() -> None:
