@@ -117,6 +117,7 @@ def find_network(
         OSError: A file is missing, or the folder cannot be written.
         Stopped: A signal ended the search early; it can be resumed.
     """
+    base = base.settled()  # all networks learn by one optimiser
     # What is not as fast as asked for was not trained; another loss chooses among the same networks.
     # Speeds of another machine would be taken for those of this one.
     there = {name: about.get("machine", {}).get(name) for name in ("cpu", "gpu", "threads")}

@@ -78,6 +78,7 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
         raise ValueError("shard needs several processes: start the run with torchrun")
     if first_process():
         check_new(folder)
+    settings = settings.settled()
     task, model = _prepared(settings)
     if first_process():
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,6 +107,7 @@ def ensure(folder: Path, settings: Training, console: Console) -> dict[str, floa
         ValueError: The folder holds a run with other settings.
         Stopped: A signal ended the run early; call again to go on.
     """
+    settings = settings.settled()
     if not (folder / SETTINGS).exists():
         outcome = start(folder, settings, console)
     elif differs := settings.differs(settings_of(folder, type(settings))):

@@ -5,15 +5,17 @@ when they are needed, as the command line reads this file for its help.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from greenformers.train.fit import Schedule
     from greenformers.train.lottery import Lottery
     from greenformers.train.task import Start, Task
+
+S = TypeVar("S", bound="Training")
 
 KEPT = 16
 """Default of `k`, the size of what a mechanism keeps of full attention; small, as networks are by default."""
@@ -164,6 +166,10 @@ class Training:
         whole = self.micro_batches is None and not is_sharded(self.shard)
         return "muon" if new and whole else "adamw"
 
+    def settled(self: S) -> S:
+        """The same settings with their optimiser, which follows from more than these where none is given."""
+        return replace(self, optimizer=self.asked_optimizer)
+
     @property
     def schedule(self) -> "Schedule":
         """How long and how fast the model is trained.
@@ -228,9 +234,9 @@ class Training:
 
     def write(self, path: Path) -> None:
         """Write all settings as JSON, which `read` reads; whole or not at all."""
-        from greenformers.train.checkpoint import replace
+        from greenformers.train import checkpoint
 
-        replace(path, json.dumps(asdict(self), indent=1) + "\n")
+        checkpoint.replace(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def task(self) -> "Task":
         """The task of the run: its objective, tokenizer and network.

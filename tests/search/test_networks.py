@@ -467,6 +467,7 @@ def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, monkeyp
     space = NetworkSpace.of(replace(choices.base, layers=3, hidden=32), few, ("layers",), ("full",))
     lab = NetworkLab(space, few, 0)
     monkeypatch.setattr(lab, "trained", lambda genes, *_: (lab.network(genes), 50.0))  # judged elsewhere
+    monkeypatch.setattr(lab, "speed_up", lambda *_: 3.0)  # of the likeliest one, which a busy machine may find too slow
     search = Hurdles(space, lab, NetworkPlan(Bound(faster=3.0), (30,), 60.0, 0), tries)
     by_one_shot(search, tmp_path)
     (trial,) = tries.trials.seen

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, TrainerControl, TrainerState, TrainingAr
 from greenformers import GreenformerForMaskedLM, GreenformerForSeq2SeqLM
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.model import GreenformerForCausalLM, GreenformerForTokenClassification
-from greenformers.train import callbacks, run
+from greenformers.train import callbacks, run, shard
 from greenformers.train.callbacks import Interruption
 from greenformers.train.evaluate import evaluate
 from greenformers.train.generation import GREEDY
@@ -114,13 +114,25 @@ def test_ensure_starts_once_and_then_reads(tmp_path: Path, monkeypatch: pytest.M
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     monkeypatch.setattr(run, "fit", lambda *_, **__: pytest.fail("it trained again"))
     assert run.ensure(folder, settings, QUIET) == scores
-    with pytest.raises(ValueError, match=r"^run holds a run with other settings than these: "):
-        run.ensure(folder, replace(settings, seed=1), QUIET)
+    for name, value in {"seed": 1, "optimizer": "adamw"}.items():
+        with pytest.raises(ValueError, match=f"^run holds a run with other settings than these: {name}$"):
+            run.ensure(folder, replace(settings, **{name: value}), QUIET)
     with pytest.raises(ValueError, match=r"^run has nothing to resume: it ran to its end$"):
         run.resume(folder, QUIET)
     with pytest.raises(ValueError, match=r"^out must be a new or empty folder, got '.*run', which is neither"):
         run.start(folder, settings, QUIET)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_run_keeps_its_optimiser_wherever_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data"), "steps": 2})
+    with monkeypatch.context() as patched:
+        patched.setattr(shard, "is_sharded", lambda _: True)  # as `accelerate launch --use_fsdp` asks for
+        run.ensure(tmp_path / "run", settings, QUIET)
+    (tmp_path / "run" / "scores.json").unlink()
+    assert run.settings_of(tmp_path / "run", Settings).optimizer == "adamw"
+    run.resume(tmp_path / "run", QUIET)
+    assert settings.schedule.optimizer == "muon"
 
 
 def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
