@@ -202,7 +202,7 @@ def test_a_sharded_model_is_not_wrapped_again() -> None:
     models.mark_as_sharded(model)
     assert is_fsdp_managed_module(model)
     assert model.is_distributed_loading_by_transformers
-    holder: Any = nn.ModuleList([bert()])
+    holder = nn.ModuleList([bert()])
     models.mark_as_sharded(holder)
     assert is_fsdp_managed_module(holder)
     assert holder.is_distributed_loading_by_transformers
