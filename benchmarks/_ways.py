@@ -1,7 +1,7 @@
 """Low rank beside dense networks as small, all trained alike: what the tables on images, texts and speech share.
 
 The networks: dense; low-rank; and the controls of low rank, dense networks of smaller width with as many parameters
-(narrow) or as many FLOPs (narrow_flops). Each is trained by AdamW and by Muon: with seed 0 at every rate of the grid,
+(narrow) or as many FLOPs (narrow_flops). Each is trained by Muon and by AdamW: with seed 0 at every rate of the grid,
 and with the other seeds at the rate whose score on the validation set is best. The grid of Muon's rates is five times
 that of AdamW's.
 """
@@ -57,22 +57,22 @@ class Way:
 
     Attributes:
         variant: Variant of the network.
-        muon: Whether Muon trains the matrices inside the layers, and AdamW the rest; else AdamW trains all.
+        adamw: Whether AdamW trains all; else Muon trains the matrices inside the layers, and AdamW the rest.
         more: Settings of its own.
         quick: Whether a quick run has it.
     """
 
     variant: str
-    muon: bool = False
+    adamw: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)
     quick: bool = False
 
     def grid(self, base: S, times: Sequence[float]) -> list[S]:
         """The settings at every rate; with Muon AdamW's rate is the usual one."""
-        own = replace(base, variant=self.variant, optimizer="muon" if self.muon else "adamw", **self.more)
-        if self.muon:
-            return [replace(own, muon_rate=MUON * base.learning_rate * each) for each in times]
-        return [replace(own, learning_rate=base.learning_rate * each) for each in times]
+        own = replace(base, variant=self.variant, optimizer="adamw" if self.adamw else "muon", **self.more)
+        if self.adamw:
+            return [replace(own, learning_rate=base.learning_rate * each) for each in times]
+        return [replace(own, muon_rate=MUON * base.learning_rate * each) for each in times]
 
 
 def ways(low_rank: str = "lrt", **more: Any) -> dict[str, Way]:
@@ -86,17 +86,17 @@ def ways(low_rank: str = "lrt", **more: Any) -> dict[str, Way]:
         DENSE: ("transformer", {}), low_rank: ("lrt", more), "narrow": ("narrow", more),
         "narrow_flops": ("narrow_flops", more),
     }  # fmt: skip
-    quick = (DENSE, by_muon(low_rank), "narrow", "narrow_flops")
+    quick = (DENSE, by_adamw(low_rank), "narrow", "narrow_flops")
     return {
-        name: Way(variant, muon, settings, name in quick)
+        name: Way(variant, adamw, settings, name in quick)
         for own, (variant, settings) in networks.items()
-        for name, muon in ((own, False), (by_muon(own), True))
+        for name, adamw in ((own, False), (by_adamw(own), True))
     }
 
 
-def by_muon(name: str) -> str:
-    """The name of a way with Muon."""
-    return f"{name} by Muon"
+def by_adamw(name: str) -> str:
+    """The name of a way without Muon."""
+    return f"{name} by AdamW"
 
 
 @dataclass(frozen=True)
@@ -333,7 +333,7 @@ def bar(
 
     Both are trained by the optimiser that was better on the validation set.
     """
-    dense, low = ([name for name in (own, by_muon(own)) if name in values] for own in (DENSE, low_rank))
+    dense, low = ([name for name in (own, by_adamw(own)) if name in values] for own in (DENSE, low_rank))
     if not low:
         return True
     other, best = ran.leader(dense), ran.leader(low)

@@ -82,7 +82,7 @@ TOKENS = 32_768
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 SDPA, BY_FLEX = "full", " by FlexAttention"
 PARTS = ("grid", "table3", "speed", "mnist", "low_rank", "checks", "changes")
-MNIST = (DENSE, "lrt", "lrt by Muon", "narrow", "linformer")
+MNIST = (DENSE, "lrt", "lrt by AdamW", "narrow", "linformer")
 """Networks of table 3.1 at full size."""
 LOW_RANK = ("dense", "low rank", "Muon", "narrow", "narrow, Muon")
 """Ways of lowrank_training.py at the large size."""

@@ -4,14 +4,14 @@
         [--json results/multi30k.jsonl] [--page docs/multi30k.md]
 
 BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Beside low rank stand dense networks of smaller
-width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by AdamW and by Muon. The learning rate of
+width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by Muon and by AdamW. The learning rate of
 each is that of the grid with the least loss on the validation set, after a training with seed 0: AdamW's at 0.5, 1 and
 2 times 1e-3, Muon's at five times these. With several seeds, intervals are of the mean over them, seed by seed. Time is
 that of all steps, from some of them of all networks by turns. Bar: low rank at most 1 BLEU below the dense network, in
 no more time. Stopped at any moment, the same command goes on.
 
 With --blocks also the Lite Transformer (Wu 2020, f = d) and the Evolved Transformer (So 2019, f = 4 d, two cells for
-three layers), each as wide as the parameters of the Transformer allow, by AdamW at the same grid.
+three layers), each as wide as the parameters of the Transformer allow, by Muon at the same grid.
 """
 
 import json

@@ -4,10 +4,10 @@
         [--json results/speech_digits.jsonl] [--picture docs/speech_losses.png]
 
 3,000 real clips of 6 speakers, joined to strings of 3 to 7 digits, new ones in every epoch. Test strings are of takes
-0 to 4, of which nothing is learnt; then, of dense and low-rank networks by AdamW, once more with one speaker held out.
+0 to 4, of which nothing is learnt; then, of dense and low-rank networks by Muon, once more with one speaker held out.
 A small network (front end of 8 channels, d 128, 2 + 4 layers), so that a training takes minutes. Beside low rank stand
 dense networks of smaller width with as many parameters (narrow) or FLOPs (narrow_flops) as rank 32, each trained by
-AdamW and by Muon. The learning rate of each is that of the grid with the least loss on the validation set, after a
+Muon and by AdamW. The learning rate of each is that of the grid with the least loss on the validation set, after a
 training with seed 0: AdamW's at 0.5, 1 and 2 times 1e-3, Muon's at five times these. Beam of 8, and greedy. Intervals
 of a seed are 95 %, by drawing test clips again, each with the characters that were wrong in its word; those of the mean
 over several seeds are of the differences, seed by seed. Time of training is that of all steps, from some of them of all

@@ -5,7 +5,7 @@
 
 By default the setting for a machine without a GPU: images of 14x14, 10,000 of them, 3 epochs. `--full` is the thesis'
 own, for a GPU: 785 positions, 8 epochs, 55,000 of the 60,000 images, in batches of 64. Beside low rank stand dense
-networks of smaller width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by AdamW and by Muon.
+networks of smaller width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by Muon and by AdamW.
 The learning rate of each is that of the grid with the best accuracy on 5,000 training images of which nothing is
 learnt, after a training with seed 0: AdamW's at 0.5, 1 and 2 times 5e-4 (1e-3 with --full), Muon's at five times these.
 With several seeds, intervals are of the mean over them, seed by seed; with one, of the test images. Time is that of all

@@ -58,25 +58,25 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     plan = ways.Plan.asked(run, ways.ways(rank=8))
     ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss")
     networks = ("transformer", "lrt", "narrow", "narrow_flops")
-    assert [*ran.best] == [name for own in networks for name in (own, f"{own} by Muon")]
+    assert [*ran.best] == [name for own in networks for name in (own, f"{own} by AdamW")]
     assert {name: own[0].rate for name, own in ran.best.items()} == pytest.approx(
-        {name: 5e-3 if "Muon" in name else 2e-3 for name in ran.best}
+        {name: 2e-3 if "AdamW" in name else 5e-3 for name in ran.best}
     )
     assert [own.settings.seed for own in ran.best["narrow"]] == [0, 1]
     assert {own.settings.rank for own in ran.best["narrow"]} == {8}
-    assert {own.settings.learning_rate for own in ran.best["lrt by Muon"]} == {1e-3}
+    assert {own.settings.learning_rate for own in ran.best["lrt"]} == {1e-3}
     assert len(trained) == len({*trained}) == 8 * (3 + 1)
     assert len(ran.records(run, {})) == 8 * 3
 
 
 def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = import_module("_ways")
-    monkeypatch.setattr(ways, "ensure", lambda _, own, __: {"loss": float("nan") if own.learning_rate > 1e-3 else 1.0})
+    monkeypatch.setattr(ways, "ensure", lambda _, own, __: {"loss": float("nan") if own.muon_rate > 5e-3 else 1.0})
     run = parsed(toy(tmp_path), "--ways", "lrt")
     plan = ways.Plan.asked(run, ways.ways())
     assert [*plan.ways] == ["transformer", "lrt"]
     ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss")
-    assert [own[0].rate for own in ran.best.values()] == [5e-4, 5e-4]
+    assert [own[0].rate for own in ran.best.values()] == [2.5e-3, 2.5e-3]
     assert len(ran.records(run, {})) == 2 * 2
 
 
@@ -84,7 +84,7 @@ def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pyt
     ("words", "message"),
     [
         (("--seeds", "0"), "--seeds must be at least 1, got 0"),
-        (("--ways", "lrt,lstm"), "--ways must be of transformer, transformer by Muon, lrt, "),
+        (("--ways", "lrt,lstm"), "--ways must be of transformer, transformer by AdamW, lrt, "),
         (("--rates", "1,,2"), "--rates must be numbers above 0 with commas between, got '1,,2'"),
         (("--rates", "0"), "--rates must be numbers above 0 with commas between, got '0'"),
         (("--rates", "nan"), "--rates must be numbers above 0 with commas between, got 'nan'"),
@@ -123,10 +123,10 @@ def test_low_rank_is_held_to_the_better_dense_network(
     def trained(score: float) -> list[Any]:
         return [ways.Trained(Settings(), tmp_path, score)]
 
-    scores = {"transformer": 60.0, "transformer by Muon": 70.0, "lrt": 50.0, "lrt by Muon": 65.0}
+    scores = {"transformer by AdamW": 60.0, "transformer": 70.0, "lrt by AdamW": 50.0, "lrt": 65.0}
     ran = ways.Study("accuracy", {}, {name: trained(score) for name, score in scores.items()})
-    values = {"transformer": [80.0], "transformer by Muon": [90.0], "lrt": [99.0], "lrt by Muon": [accuracy]}
-    spent = {"transformer": 1.0, "transformer by Muon": 10.0, "lrt": 1.0, "lrt by Muon": seconds}
+    values = {"transformer by AdamW": [80.0], "transformer": [90.0], "lrt by AdamW": [99.0], "lrt": [accuracy]}
+    spent = {"transformer by AdamW": 1.0, "transformer": 10.0, "lrt by AdamW": 1.0, "lrt": seconds}
     times = {name: run.record("train_time", value, name, ratio=1 / value) for name, value in spent.items()}
     assert ways.bar(ran, "accuracy", values, times, "lrt", 0.3) == met
     # Of error rates more is worse.
@@ -141,7 +141,7 @@ def test_a_quick_run_trains_and_times_a_few_ways(tmp_path: Path) -> None:
 
     def main(run: Any) -> None:
         plan = ways.Plan.asked(run, ways.ways())
-        assert [*plan.ways] == ["transformer", "lrt by Muon", "narrow", "narrow_flops"]
+        assert [*plan.ways] == ["transformer", "lrt by AdamW", "narrow", "narrow_flops"]
         ran = ways.study(run, plan, base, tmp_path / "runs", "accuracy")
         times = ways.train_times(run, ran, {"data": "digits"})
         assert times["transformer"].ratio == 1
@@ -278,7 +278,7 @@ def test_a_bar_that_was_missed_is_missed_by_the_records_of_the_file_too(
     module, table = import_module("device"), import_module("table3_1_mnist")
     (tmp_path / "mnist").mkdir()
     run = parsed(module.BENCHMARK, "--data", str(tmp_path), "--json", str(tmp_path / "records.jsonl"))
-    at, values = table.place(replace(table.SETTINGS, **table.FULL)), {"lrt": accuracy, "lrt by Muon": 99.0}
+    at, values = table.place(replace(table.SETTINGS, **table.FULL)), {"lrt": accuracy, "lrt by AdamW": 99.0}
     monkeypatch.setattr(table, "measure", lambda *_: "measured")
     for name in module.MNIST:
         assert module.mnist(run, torch.device("cpu")) == "measured"
