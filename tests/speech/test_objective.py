@@ -217,7 +217,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_a_run_leaves_settings_scores_and_a_model_that_loads(whole, folder):
     assert sorted(path.name for path in whole.iterdir()) == ["metrics.jsonl", "model", "run.json", "scores.json"]
-    assert run.settings_of(whole, SpeechSettings) == settings(folder, steps=5, save_every=2, evaluate_every=2)
+    assert run.settings_of(whole, SpeechSettings) == settings(folder, steps=5, save_every=2, evaluate_every=2).settled()
     model = run.trained(whole, SpeechSettings)
     assert type(model) is GreenformerForSpeechSeq2Seq
     assert model.config.sparse_prediction is False

@@ -24,7 +24,7 @@ from greenformers.train.state import optimizer_state, weights
 STEPS, K = 6, 2
 PLAIN = Settings(
     data="digits", limit=24, pool=4, hidden=8, heads=2, feed_forward=12, layers=1, dropout=0.1, steps=STEPS, batch=8,
-    learning_rate=0.05, weight_decay=0.5, save_every=2, evaluate_every=STEPS,
+    learning_rate=0.05, weight_decay=0.5, save_every=2, evaluate_every=STEPS, optimizer="adamw",
 )  # fmt: skip
 TICKET = replace(PLAIN, lottery_rounds=2, lottery_drop=0.3, lottery_rewind=K / STEPS)
 # 4 projections of 8 x 8, two weights of 8 x 12: 448; 448 - 134 = 314, 314 - 94 = 220.
