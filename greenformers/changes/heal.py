@@ -347,9 +347,9 @@ class Heal(Change):
         every = max(self.steps // 10, min(OFTEN, self.steps))
         judged = every if self.patience is not None else max(every, min(JUDGED, self.steps))
         return Schedule(
-            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate, muon_rate=self.muon_rate,
-            seed=seed, evaluate_every=judged, log_every=every, save_every=every, patience=self.patience,
-            shard=self.shard,
+            steps=self.steps, batch_size=self.batch_size, learning_rate=self.learning_rate,
+            optimizer="adamw" if self.muon_rate is None else "muon", muon_rate=self.muon_rate, seed=seed,
+            evaluate_every=judged, log_every=every, save_every=every, patience=self.patience, shard=self.shard,
         )  # fmt: skip
 
     def _rounding(self, model: "nn.Module", given: Given) -> list[AbstractContextManager[None]]:

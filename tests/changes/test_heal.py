@@ -59,10 +59,18 @@ def rows(model, texts=TEXTS):
 
 
 HEALING = Heal(steps=60, batch_size=16, learning_rate=3e-3)
+MUON = replace(HEALING, muon_rate=2e-2)
 
 
 def given(teacher, folder=None):
     return Given(training=rows(teacher), teacher=teacher, folder=folder)
+
+
+def test_by_muon_other_weights_are_learnt():
+    (one, original), (other, _) = pair(), pair()
+    reports = [change.apply(x, given(original)) for change, x in ((HEALING, one), (MUON, other))]
+    assert not torch.equal(*(x.encoder.layer[0].intermediate.dense.weight for x in (one, other)))
+    assert all(" steps of 16 examples, distance " in report.summary for report in reports)
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])
