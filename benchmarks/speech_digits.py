@@ -65,7 +65,7 @@ HELD_OUT = "theo"
 SETTINGS = SpeechSettings(
     layout=SPOKEN_DIGITS, channels=8, ctc_weight=0.3, hidden=128, layers=2, decoder_layers=4, heads=4,
     feed_forward=512, residual="pre", batch=16, steps=2000, learning_rate=1e-3, evaluate_every=250, save_every=250,
-    log_every=50, optimizer="adamw",
+    log_every=50,
 )  # fmt: skip
 QUICK: dict[str, Any] = {"channels": 2, "hidden": 32, "feed_forward": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
 STRINGS, BATCH = 300, 20
