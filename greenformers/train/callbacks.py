@@ -71,10 +71,11 @@ class DivergedError(ValueError):
     """The loss of a training, or what it is judged by, became no number."""
 
 
-def diverged(rate: float, steps: int, what: str) -> DivergedError:
-    """The error of a training at a learning rate, after so many steps."""
+def diverged(rate: float, steps: int, what: str, muon_rate: float | None = None) -> DivergedError:
+    """The error of a training at a learning rate, and one of Muon where that trains matrices, after so many steps."""
+    muon = "" if muon_rate is None else f", {muon_rate:g} of Muon"
     return DivergedError(
-        f"training diverged at a learning rate of {rate:g}: {what} after {steps} steps; try a lower rate"
+        f"training diverged at a learning rate of {rate:g}{muon}: {what} after {steps} steps; try a lower rate"
     )
 
 
@@ -82,12 +83,18 @@ class Finite(TrainerCallback):
     """Ends a training whose loss is no number any more, as its weights will not be again.
 
     Not one of fp16, where the loss of a step that is left out may be infinite.
+
+    Args:
+        muon_rate: Highest learning rate of Muon; None: AdamW trains all.
     """
+
+    def __init__(self, muon_rate: float | None) -> None:
+        self._muon_rate = muon_rate
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         loss = given["logs"].get("loss", 0.0)
         if not (math.isfinite(loss) or args.fp16):
-            raise diverged(args.learning_rate, state.global_step, f"the loss is {loss:g}")
+            raise diverged(args.learning_rate, state.global_step, f"the loss is {loss:g}", self._muon_rate)
 
 
 def better(score: float) -> float:

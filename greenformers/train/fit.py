@@ -297,7 +297,7 @@ def _fit(
     arguments = trainer_arguments(schedule, stream, folder)
     if any(map(_has_idle_parameters, model.modules())):
         arguments.ddp_find_unused_parameters = True
-    way = schedule.low_rank_training
+    way, muon_rate = schedule.low_rank_training, schedule.highest_muon_rate
     if way == "spectral" and start is None:
         low_rank.begin_spectral(model, generator(schedule.seed, 7))
     device = arguments.device  # reading this property initialises the process group
@@ -310,9 +310,16 @@ def _fit(
         keep=keep,
         decay=schedule.decay,
         again=low_rank.dense_steps(stream.steps) if way == "dense_first" else None,
-        muon_rate=schedule.highest_muon_rate,
+        muon_rate=muon_rate,
         decays_products=way == "spectral",
-        callbacks=[watch, pace, interruption, *([] if until is None else [Until(until)]), *callbacks, Finite()],
+        callbacks=[
+            watch,
+            pace,
+            interruption,
+            *([] if until is None else [Until(until)]),
+            *callbacks,
+            Finite(muon_rate),
+        ],
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))

@@ -54,7 +54,7 @@ def fit_pipeline(
     start = checkpoint.newest(folder, console.print) if resume else None
     run = _Run(model, objective, schedule, micro_batches, stages, folder, start)
     with watch, interruption.listening(), _heap.kept():
-        run.train([watch, interruption, *callbacks, Finite()])
+        run.train([watch, interruption, *callbacks, Finite(None)])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
     progress = run.progress
     stopped = interruption.signal if interruption.heeded else None

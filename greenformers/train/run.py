@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from greenformers._tensors import reading
 from greenformers.train import checkpoint
-from greenformers.train.callbacks import better
+from greenformers.train.callbacks import DivergedError, better
 from greenformers.train.classification import ImageClassification
 from greenformers.train.fit import History, fit, per_process
 from greenformers.train.fit_pipeline import fit_pipeline
@@ -71,6 +71,7 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
 
     Raises:
         ValueError: A setting is out of range, or the folder is not empty; nothing is written then.
+        DivergedError: The loss became no number; nothing is left then.
         OSError: A file is missing, or the folder cannot be written to.
     """
     # Checked here alone: a run that was sharded may be resumed in one process.
@@ -83,7 +84,12 @@ def start(folder: Path, settings: Training, console: Console) -> Outcome:
     if first_process():
         folder.mkdir(parents=True, exist_ok=True)
         settings.write(folder / SETTINGS)
-    return _train(folder, settings, task, model, console, resume=False)
+    try:
+        return _train(folder, settings, task, model, console, resume=False)
+    except DivergedError:
+        if first_process():
+            shutil.rmtree(folder)
+        raise
 
 
 def resume(folder: Path, console: Console, kind: type[Training] = Settings) -> Outcome:

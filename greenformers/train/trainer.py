@@ -149,7 +149,9 @@ class ResumableTrainer(Trainer):
         try:
             scores = self._objective.evaluate(self.model, "valid", self.args.per_device_eval_batch_size)
         except NotANumberError as error:
-            raise diverged(self.args.learning_rate, self.state.global_step, "outputs are nan") from error
+            raise diverged(
+                self.args.learning_rate, self.state.global_step, "outputs are nan", self._muon_rate
+            ) from error
         (scores,) = broadcast_object_list([scores])
         metrics = {f"eval_{name}": value for name, value in scores.items()}
         self.log(metrics)

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from greenformers.attention import Shape, build
 from greenformers.data import Examples, Labelled, Splits, load
 from greenformers.measure.quality import accuracy, predict
 from greenformers.model.block import EncoderLayer
+from greenformers.train import run
 from greenformers.train.callbacks import DivergedError, Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
 from greenformers.train.fit import History, Schedule, _has_idle_parameters, fit, per_process
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.settings import Settings
 from greenformers.train.shard import ASKED, is_sharded
 from greenformers.train.state import OPTIMIZER, load_optimizer
 from greenformers.train.stream import generator
@@ -99,6 +102,14 @@ def test_a_training_that_diverges_ends_and_takes_its_progress_bar_with_it(digits
     before = console.file.getvalue()
     time.sleep(0.15)  # the bar is drawn ten times a second
     assert console.file.getvalue() == before
+
+
+def test_a_training_that_diverges_names_both_rates_and_leaves_nothing(tmp_path: Path) -> None:
+    settings = Settings(limit=60, steps=10, batch=20, hidden=8, layers=1, muon_rate=1e30, warmup=0.0, log_every=1)
+    said = "training diverged at a learning rate of 0.002, 1e+30 of Muon: "
+    with pytest.raises(DivergedError, match=f"^{re.escape(said)}"):
+        run.start(tmp_path / "run", settings, QUIET)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_same_seed_gives_the_same_model(digits: Splits) -> None:
