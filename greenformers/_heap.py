@@ -14,7 +14,7 @@ LARGE = 2**25
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def page_reuse() -> Iterator[None]:
     """Within the block, memory that is freed is used again; behind it, what is free goes back to the system.
 
     By itself glibc gives back what a step has freed, and the next step gets every page anew and set to zero. Without

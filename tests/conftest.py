@@ -127,15 +127,15 @@ def traced_once() -> Iterator[None]:
     """What a network's call amounts to is found once for all tests of a file: most of the time of advice is tracing."""
     from greenformers.advise import work
 
-    plain, known = work.amount, {}
+    plain, amounts = work.amount, {}
 
-    def kept(*given: object) -> object:
-        if str(given) not in known:
-            known[str(given)] = plain(*given)
-        return known[str(given)]
+    def cached_amount(*given: object) -> object:
+        if str(given) not in amounts:
+            amounts[str(given)] = plain(*given)
+        return amounts[str(given)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "amount", kept)
+        patch.setattr(work, "amount", cached_amount)
         yield
 
 

@@ -34,8 +34,8 @@ def main(folder: Path) -> int:
         for link in page.links:
             target, anchor = urldefrag(link)
             to = (path.parent / unquote(target.partition("?")[0])).resolve() if target else path
-            known = pages.get(to)
-            if not to.exists() or (anchor and known and unquote(anchor) not in known.ids):
+            linked = pages.get(to)
+            if not to.exists() or (anchor and linked and unquote(anchor) not in linked.ids):
                 broken.append(f"{path.relative_to(folder)}: {link}")
     # What a cell printed may name folders of this machine, or move a cursor that a page does not have.
     broken += [f"{path.relative_to(folder)}: an output that is no text for a page" for path, page in pages.items()

@@ -27,9 +27,9 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def process(app: Any, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
+def process(app: Any, kind: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
     """Make of a docstring, in place, what autodoc reads without a warning."""
-    made: list[str] = []
+    output: list[str] = []
     in_section, literal, quoted = False, False, False
     for at, line in enumerate(lines):
         before = lines[at - 1] if at else ""
@@ -39,15 +39,15 @@ def process(app: Any, what: str, name: str, item: Any, options: Any, lines: list
             in_section = False
         if line.strip() and not indent(line):
             literal = False
-        if indent(line) >= 4 and not before.strip() and not in_section and not literal and made:
+        if indent(line) >= 4 and not before.strip() and not in_section and not literal and output:
             literal = True
-            made += ["::", ""]
+            output += ["::", ""]
         starts = line.lstrip().startswith(">>> ")
         quoted = starts or (quoted and bool(line.strip()))
-        if quoted and made and made[-1].strip() and not before.lstrip().startswith((">>> ", "... ")) and starts:
-            made.append("")
-        made.append(line if literal or quoted else escaped(line))
-    lines[:] = made
+        if quoted and output and output[-1].strip() and not before.lstrip().startswith((">>> ", "... ")) and starts:
+            output.append("")
+        output.append(line if literal or quoted else escaped(line))
+    lines[:] = output
 
 
 def setup(app: Any) -> dict[str, bool]:

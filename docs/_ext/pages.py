@@ -65,14 +65,14 @@ def causal(name: str) -> str:
 def first(text: str) -> tuple[str, str]:
     """Source and description in the first paragraph of a file: "Linformer. Wang 2020, ...: softmax(...)"."""
     line = " ".join(text.split("\n\n")[0].split())
-    source, colon, what = re.sub(r"arXiv:(\d)", r"arXiv;\1", line).partition(": ")
-    return (source if colon else line).replace("arXiv;", "arXiv:"), what.replace("arXiv;", "arXiv:")
+    source, colon, description = re.sub(r"arXiv:(\d)", r"arXiv;\1", line).partition(": ")
+    return (source if colon else line).replace("arXiv;", "arXiv:"), description.replace("arXiv;", "arXiv:")
 
 
 def cost(text: str) -> str:
     """What a file says of its time."""
-    found = re.search(r"[Tt]ime(?: and memory)? (O\([^.,;:]+?\)(?:\)|(?=[ ,.;])))", " ".join(text.split()))
-    return found[1] if found else ""
+    match = re.search(r"[Tt]ime(?: and memory)? (O\([^.,;:]+?\)(?:\)|(?=[ ,.;])))", " ".join(text.split()))
+    return match[1] if match else ""
 
 
 def registry(folder: str) -> Iterator[tuple[str, str]]:

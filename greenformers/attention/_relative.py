@@ -147,9 +147,9 @@ class Relative(Attention):
             return self._waves(N, M, like) @ exact(self.W_R).mT
         # Causal, the farthest distance comes first and 0 last: those of a few more keys hold those of fewer.
         size = -(-M // AHEAD) * AHEAD if self.shape.causal else M
-        known = size, None if self.shape.causal else N, like.dtype, like.device
-        if self._kept is None or self._kept[0] != known or not self._kept[1].equal(self.W_R):
-            self._kept = known, self.W_R.detach().clone(), self._waves(N, size, like) @ exact(self.W_R).mT
+        key = size, None if self.shape.causal else N, like.dtype, like.device
+        if self._kept is None or self._kept[0] != key or not self._kept[1].equal(self.W_R):
+            self._kept = key, self.W_R.detach().clone(), self._waves(N, size, like) @ exact(self.W_R).mT
         return self._kept[2][:, size - M :]
 
     def _distances(self, q: Float[Tensor, "B H N D"], M: int) -> Float[Tensor, "B H N t"]:

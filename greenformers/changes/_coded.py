@@ -139,11 +139,11 @@ class CodedExperts(nn.Module):
         """The weights that the code stands for, as `ExpertsLinear` holds them; see `computed`."""
         E, m, n = self.experts, self.out_features, self.in_features
 
-        def made() -> Tensor:
+        def dense_weights() -> Tensor:
             matrices = self.held.dense().view(E, m, n)
             return matrices.mT if self.transposed else matrices
 
-        return computed(made, (E, n, m) if self.transposed else (E, m, n), self.held.like)
+        return computed(dense_weights, (E, n, m) if self.transposed else (E, m, n), self.held.like)
 
     def forward(self, x: Float[Tensor, "S n"], routed: Routed) -> Float[Tensor, "S m"]:
         """W_e x for each row x, where e is its expert."""

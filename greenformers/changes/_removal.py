@@ -115,8 +115,8 @@ class Removal(Change):
         from greenformers.solve.feed_forward import feed_forwards
         from greenformers.solve.heads import heads
 
-        found = {"heads": heads, "neurons": feed_forwards}
-        return [layer for kind in self.removes for layer in found[kind](model, batch)]
+        finders = {"heads": heads, "neurons": feed_forwards}
+        return [layer for kind in self.removes for layer in finders[kind](model, batch)]
 
     def apply(self, model: "nn.Module", given: Given) -> Report:
         """Take units out of the network's layers.
@@ -313,19 +313,19 @@ def removed(
     around = {layer.around: model.get_submodule(layer.around) for layer in layers}
     attributes = {path: {k: v for k, v in vars(module).items() if type(v) is int} for path, module in around.items()}
     sizes: dict[str, dict[str, int]] = {}
-    kept = []
+    confirmations = []
     try:
         for layer in layers:
             sizes[layer.second] = remove(model, layer, left[layer.second])
         check_removed(model, " and ".join(dict.fromkeys(layer.kind for layer in layers)), expected, batch)
-        yield lambda: kept.append(True)
+        yield lambda: confirmations.append(True)
     finally:
-        if not kept:
+        if not confirmations:
             for path, module in before.items():
                 put(model, path, module)
             for path, module in around.items():
                 vars(module).update(attributes[path])
-    for layer in layers if kept else ():
+    for layer in layers if confirmations else ():
         first = {path: len(left[layer.second]) * rows.shape[1] for path, rows in layer.first.items()}
         width = len(left[layer.second]) * layer.columns.shape[1]
         _mark(model, layer.kind, first, layer.second, width, sizes[layer.second])

@@ -94,11 +94,11 @@ def sizes_of(
     return Sizes((width.size, narrow), (config_heads, now), (dim, narrow_dim), (had, fewer), left)
 
 
-def _heads(model: Any, wanted: int | None, hidden: int, had: int, groups: int, dim: int) -> tuple[int, int]:
+def _heads(model: Any, count: int | None, hidden: int, had: int, groups: int, dim: int) -> tuple[int, int]:
     """The number of heads, and of the coordinates of each."""
     shared = had // groups
     if classes.own_head_dim(model.config):
-        heads, now = _at_most("heads", wanted, had, had), dim
+        heads, now = _at_most("heads", count, had, had), dim
     else:
         fitting = [n for n in range(shared, had + 1, shared) if hidden % n == 0 and hidden // n <= dim]
         if not fitting:
@@ -106,7 +106,7 @@ def _heads(model: Any, wanted: int | None, hidden: int, had: int, groups: int, d
                 f"hidden coordinates of a student must be divided by its heads, up to {dim} for each of {shared} to"
                 f" {had}; got {hidden}"
             )
-        heads = _at_most("heads", wanted, had, fitting[0])
+        heads = _at_most("heads", count, had, fitting[0])
         if heads not in fitting:
             raise ValueError(
                 f"heads must be of {', '.join(map(str, fitting))} for {hidden} hidden coordinates; got {heads}"

@@ -127,6 +127,6 @@ def _check_used(variants: Sequence[str], typed: typer.Context) -> None:
         "rank": (any(slots(name, rank=1, narrow=True)["rank"] for name in variants), "lrt"),
         "k": (any(rank_option(name) for name in variants), "an attention that keeps a part of full attention"),
     }
-    for name, (by_one, what) in used.items():
+    for name, (by_one, purpose) in used.items():
         if terminal.is_typed(typed, name) and not by_one:
-            raise ValueError(f"--{name} is for {what}, the variants are {', '.join(variants)}")
+            raise ValueError(f"--{name} is for {purpose}, the variants are {', '.join(variants)}")

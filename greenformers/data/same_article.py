@@ -85,13 +85,13 @@ def _pairs(source: np.random.Generator, long: list[bytes], length: int, size: in
     another = (first + source.integers(1, len(long), size=size)) % len(long)
     texts: list[tuple[str, ...]] = []
     rows = zip(labels, first.tolist(), another.tolist(), source.random((size, 5)).tolist(), strict=True)
-    for label, one, two, (turned, *shares) in rows:
+    for label, article, partner, (turned, *shares) in rows:
         # The cuts of the second article are drawn whether it is another or not.
-        begin, end = _cuts(long[one], length, shares[:2])
-        other = long[one] if label else long[two]
+        begin, end = _cuts(long[article], length, shares[:2])
+        other = long[article] if label else long[partner]
         if not label:
             _, end = _cuts(other, length, shares[2:])
-        pair = _passage(long[one], begin, length), _passage(other, end + length, length)
+        pair = _passage(long[article], begin, length), _passage(other, end + length, length)
         texts.append(pair if turned < 0.5 else pair[::-1])
     return Examples(texts, labels)
 

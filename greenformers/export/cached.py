@@ -103,7 +103,7 @@ class CachedNetwork(nn.Module):
     def __init__(self, network: Network, shapes: list[tuple[int, int]]) -> None:
         super().__init__()
         self.network, self.shapes = network, shapes
-        places = [f"{layer}.{what}" for layer in range(len(shapes) // 2) for what in ("key", "value")]
+        places = [f"{layer}.{part}" for layer in range(len(shapes) // 2) for part in ("key", "value")]
         self.inputs = (*network.inputs, *(CACHED + place for place in places))
         self.outputs = (*network.outputs, *(f"present.{place}" for place in places))
         whole, new, old = ({0: "batch", at: name} for at, name in ((1, "total"), (1, "length"), (2, "past")))

@@ -108,7 +108,7 @@ def read(
     inside, bases = (place >= 0) & (place < len(region)), encoded(reference.fetch(region))
     for person in people:
         first, second = (
-            _aligned(_letters(one)[inside], present[inside], place[inside]) for one in paired[person].values()
+            _aligned(_letters(row)[inside], present[inside], place[inside]) for row in paired[person].values()
         )
         for haplotype in (first, second):
             _check_alike(path, haplotype, bases, reference, region)

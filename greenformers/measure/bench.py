@@ -78,13 +78,13 @@ def bench(
 
     def there(cell: Cell, mode: str) -> bool:
         time, _, _, energy = NAMES[mode]
-        wanted = [time, *[energy, f"co2_{mode}"] * (how.country is not None)]
-        wanted += [f"largest_batch_{mode}"] * (how.memory is not None)
+        metrics = [time, *[energy, f"co2_{mode}"] * (how.country is not None)]
+        metrics += [f"largest_batch_{mode}"] * (how.memory is not None)
 
         def has(metric: str) -> bool:
             return (cell.variant, str(setting(cell, network, how, metric)), metric) in have
 
-        return has(f"out_of_memory_{mode}") or all(map(has, wanted))
+        return has(f"out_of_memory_{mode}") or all(map(has, metrics))
 
     groups = [
         (mode, [cell for cell in group if not there(cell, mode)])

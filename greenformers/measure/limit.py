@@ -37,8 +37,8 @@ class OutOfMemory(Exception):  # noqa: N818
 def free(device: torch.device) -> float:
     """Bytes of memory that a call may take on a device."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for such calls
-        return float(torch.cuda.mem_get_info(device)[0] + kept)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, for such calls
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     return (1 - RESERVE) * max(0.0, min(psutil.virtual_memory().available, _of_group()))
 
 

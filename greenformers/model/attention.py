@@ -196,9 +196,9 @@ class SelfAttention(Projected):
 
         def project(y: Tensor, names: Sequence[str]) -> list[Tensor]:
             y = norm(y)
-            return [one(y, name) for name in names]
+            return [heads_of(y, name) for name in names]
 
-        def one(y: Tensor, name: str) -> Tensor:
+        def heads_of(y: Tensor, name: str) -> Tensor:
             x = self.split_heads(constant(self.projections[name], y))
             if self.normalised is not None and name in self.normalised:
                 x = constant(self.normalised[name], x)

@@ -125,9 +125,9 @@ class GreenformerPreTrainedModel(PreTrainedModel):
             )
         return sdpa_kernel(SDPBackend.MATH)
 
-    def check_hidden_states(self, wanted: bool | None) -> None:
+    def check_hidden_states(self, output_hidden_states: bool | None) -> None:
         """Raise ValueError where the inputs of layers are asked for that a network does not have in full."""
-        if not (self.config.output_hidden_states if wanted is None else wanted):
+        if not (self.config.output_hidden_states if output_hidden_states is None else output_hidden_states):
             return
         if self.config.residual == "reversible":
             raise ValueError("output_hidden_states must be False: a reversible stack keeps none")

@@ -241,11 +241,11 @@ def front_figure(
     axes.plot(
         [t.speed for t in top], [100 * (1 - t.lost) for t in top], color=GREY, linewidth=1, label="front", zorder=1
     )
-    known = [(t, t.interval) for t in top if t.interval is not None]
-    if known:
+    intervals = [(t, t.interval) for t in top if t.interval is not None]
+    if intervals:
         axes.vlines(
-            [t.speed for t, _ in known], [100 * (1 - high) for _, (_, high) in known],
-            [100 * (1 - low) for _, (low, _) in known], color=GREY, linewidth=1, label="95 % interval", zorder=2,
+            [t.speed for t, _ in intervals], [100 * (1 - high) for _, (_, high) in intervals],
+            [100 * (1 - low) for _, (low, _) in intervals], color=GREY, linewidth=1, label="95 % interval", zorder=2,
         )  # fmt: skip
     y = 100 * (1 - best.lost)
     axes.scatter(best.speed, y, s=150, facecolors="none", edgecolors="black", label="made", zorder=4)
@@ -255,7 +255,7 @@ def front_figure(
         axes.axvline(bound.faster or 1, color=GREY, linewidth=0.8, linestyle=":", label="asked for")
     for area, said in ((AREA, f"{sized}: as before"), (AREA / 4, f"{sized}: a quarter")):
         axes.scatter([], [], s=area, color=GREY, label=said)  # for the legend alone
-    highest = [y, 100 * (1 - min(t.lost for t in top)), *(100 * (1 - low) for _, (low, _) in known)]
+    highest = [y, 100 * (1 - min(t.lost for t in top)), *(100 * (1 - low) for _, (low, _) in intervals)]
     highest += [] if bound.lose is None else [100 * (1 - bound.lose)]
     axes.set_ylim(_floor(top, best), max(highest) + 1)
     axes.set_xlabel(along)

@@ -20,30 +20,30 @@ from greenformers.search.trials import front
 from greenformers.train.settings import Training
 
 
-def front_table(found: Found) -> Table:
+def front_table(result: Found) -> Table:
     """The front of networks that were trained in full, the slowest first."""
-    space, rungs = found.hurdles.space, found.hurdles.plan.rungs
+    space, rungs = result.hurdles.space, result.hurdles.plan.rungs
     table = Table("times as fast", "quality kept", "times fewer parameters", Column("network", overflow="fold"))
-    table.title = f"The front of networks trained for {rungs[-1]} steps, of {len(_tried(found))} tried"
+    table.title = f"The front of networks trained for {rungs[-1]} steps, of {len(_tried(result))} tried"
     table.caption = "Judged on the validation split and timed beside the network of the settings."
-    for trial in front(found.hurdles.tries.trials.done(rungs[-1])):
+    for trial in front(result.hurdles.tries.trials.done(rungs[-1])):
         table.add_row(f"{trial.speed:.2f}", f"{1 - trial.lost:.2%}", f"{trial.smaller:.1f}", space.words(trial.genes))
     return table
 
 
-def sentence(found: Found, bound: Bound) -> str:
+def sentence(result: Found, bound: Bound) -> str:
     """The outcome in words, and whether it keeps to the bound, also as measured in the end."""
-    base, best = (next(r for r in found.records if r.variant == name) for name in (BASE, BEST))
-    speed = next(record.value for record in found.records if record.metric == "speed")
+    base, best = (next(r for r in result.records if r.variant == name) for name in (BASE, BEST))
+    speed = next(record.value for record in result.records if record.metric == "speed")
     label = METRICS[base.metric].label
     said = (
-        f"{found.hurdles.space.words(found.best.genes)}: {speed:.2f}x as fast, {found.best.smaller:.1f}x fewer "
-        f"parameters, keeps {1 - found.best.lost:.2%} of the quality on the validation split. On the test split: "
+        f"{result.hurdles.space.words(result.best.genes)}: {speed:.2f}x as fast, {result.best.smaller:.1f}x fewer "
+        f"parameters, keeps {1 - result.best.lost:.2%} of the quality on the validation split. On the test split: "
         f"{label} {base.value:.4g} of the network of the settings, {best.value:.4g} of this one."
     )
-    share = _share(found, base.value, best.value)
-    if not bound.met_by(replace(found.best, speed=speed)):
-        if bound.met_by(found.best):
+    share = _share(result, base.value, best.value)
+    if not bound.met_by(replace(result.best, speed=speed)):
+        if bound.met_by(result.best):
             return f"Timed again it is slower than the {bound.faster:.2f}x asked for. {said}"
         asked = f"{bound.lose:.2%} of loss" if bound.lose is not None else f"{bound.faster:.2f}x"
         return f"Nothing that was tried keeps to {asked}; this is the nearest. {said}"
@@ -52,25 +52,25 @@ def sentence(found: Found, bound: Bound) -> str:
     return said
 
 
-def _share(found: Found, before: float, after: float) -> float:
+def _share(result: Found, before: float, after: float) -> float:
     """The share that is kept of the quality by these scores; nan where the network of the settings has none."""
-    objective = found.hurdles.lab.objective
+    objective = result.hurdles.lab.objective
     own = quality_of(objective, before)
     return quality_of(objective, after) / own if own > 0 else math.nan
 
 
-def write(found: Found, bound: Bound, folder: Path, title: str) -> Path:
+def write(result: Found, bound: Bound, folder: Path, title: str) -> Path:
     """Write the page: the outcome, the picture of the front, and every trial.
 
     Raises:
         OSError: The folder cannot be written.
     """
-    space, rungs, trials = found.hurdles.space, found.hurdles.plan.rungs, found.hurdles.tries.trials
+    space, rungs, trials = result.hurdles.space, result.hurdles.plan.rungs, result.hurdles.tries.trials
     groups = {f"{steps} steps": trials.done(steps) for steps in rungs}
-    words = space.words(found.best.genes)
+    words = space.words(result.best.genes)
     drawn = front_figure(
-        groups, trials.done(rungs[-1]), found.best, bound, words,
-        title=f"Speed and quality of {len(_tried(found))} networks (up and to the right is better)",
+        groups, trials.done(rungs[-1]), result.best, bound, words,
+        title=f"Speed and quality of {len(_tried(result))} networks (up and to the right is better)",
         along="times as fast as the network of the settings", sized="parameters",
     )  # fmt: skip
     points = "; ".join(f"{trial.speed:.2f}x at {1 - trial.lost:.1%}" for trial in front(trials.done(rungs[-1])))
@@ -98,7 +98,7 @@ def write(found: Found, bound: Bound, folder: Path, title: str) -> Path:
     if refused:
         listed.append(Listing("Not made", "Networks that could not be trained, and why.", ("network", "why"), refused))
     return write_page(
-        found.records, folder, title, lead=sentence(found, bound), drawn=[picture], tabulated=found.records,
+        result.records, folder, title, lead=sentence(result, bound), drawn=[picture], tabulated=result.records,
         listed=listed,
     )  # fmt: skip
 
@@ -119,5 +119,5 @@ def command(settings: Training) -> str:
     return shlex.join([*words, "--out", "run"])
 
 
-def _tried(found: Found) -> set[tuple[int, ...]]:
-    return {trial.genes for trial in found.hurdles.tries.trials.seen}
+def _tried(result: Found) -> set[tuple[int, ...]]:
+    return {trial.genes for trial in result.hurdles.tries.trials.seen}

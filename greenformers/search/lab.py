@@ -218,20 +218,20 @@ class Lab:
         return tuple(chain.from_iterable(each))
 
     def trial(
-        self, genes: Genes, steps: int, made: Callable[[], PreTrainedModel], turn: Turn = lambda work: work()
+        self, genes: Genes, steps: int, make: Callable[[], PreTrainedModel], turn: Turn = lambda work: work()
     ) -> Trial:
         """A recipe made, judged and timed; one that cannot be, or takes more memory than there is, says so.
 
         Args:
             genes: The recipe.
             steps: Steps of healing.
-            made: Function that makes it.
+            make: Function that makes it.
             turn: Function that calls another when nothing else runs.
         """
         own, metric, (examples, original) = self.own, self.own_quality[0], self._judging
         self._training = None
         try:
-            model = made()
+            model = make()
             training = self._training
             tried = self._ready(model, TRIED)
             scores = answers(tried.model, examples, self.reader).scores(original)

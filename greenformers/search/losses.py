@@ -45,13 +45,13 @@ class Losses:
 
     def _sums(self, S: Any) -> Any:
         """Roots of the sums of the losses of the changes alone."""
-        return np.sqrt(sum(np.interp(S[:, place], *known) ** 2 for place, known in enumerate(self._alone)))
+        return np.sqrt(sum(np.interp(S[:, place], *curve) ** 2 for place, curve in enumerate(self._alone)))
 
 
 def _alone(S: Any, roots: Any, place: int) -> tuple[list[float], list[float]]:
     """The strengths with which a change was tried alone, from none on, and the roots of what it lost."""
-    known = {0.0: 0.0}
+    points = {0.0: 0.0}
     for row, root in zip(S, roots, strict=True):
         if row[place] > 0 and np.count_nonzero(row) == 1:
-            known[float(row[place])] = float(root)
-    return sorted(known), [known[strength] for strength in sorted(known)]
+            points[float(row[place])] = float(root)
+    return sorted(points), [points[strength] for strength in sorted(points)]

@@ -203,9 +203,9 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
 def _prepared(
     base: Settings, out: Path, job: NetworkJob, told: Callable[[Hurdles, Trial], None], others: Others
 ) -> tuple[Hurdles, Objective]:
-    for name, wanted in {"init": None, "lottery_rounds": 0, "micro_batches": None, "patience": None, "shard": False,
+    for name, value in {"init": None, "lottery_rounds": 0, "micro_batches": None, "patience": None, "shard": False,
                          "snapshots": None, "decoder_layers": None}.items():  # fmt: skip
-        if getattr(base, name) != wanted:
+        if getattr(base, name) != value:
             raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
     if control(base.variant) is not None:
         raise ValueError(f"variant {base.variant} is a control of lrt, which is not for a search: name another")

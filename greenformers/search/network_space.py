@@ -71,11 +71,11 @@ class NetworkSpace:
         for name in vary:
             if name not in PARTS:
                 raise ValueError(f"vary must be of {', '.join(PARTS)}; got {name!r}")
-        known = [*names(), *choices("block")[1:]]
+        mechanisms = [*names(), *choices("block")[1:]]
         for name in attentions or ():
-            if name not in known:
-                raise ValueError(f"attentions must be of {', '.join(known)}; got {name!r}")
-        around = _around(base, known if attentions is None else list(attentions))
+            if name not in mechanisms:
+                raise ValueError(f"attentions must be of {', '.join(mechanisms)}; got {name!r}")
+        around = _around(base, mechanisms if attentions is None else list(attentions))
 
         def key(settings: Training) -> str | None:
             """What tells networks apart; None where there is no such network."""

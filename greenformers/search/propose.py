@@ -117,7 +117,7 @@ def propose(
                 space.mutated(space.crossed(draw.choice(rows), draw.choice(rows), draw), draw) for _ in range(CHILDREN)
             ]
             rows = list(dict.fromkeys([*rows, *children]))
-            merits = [one.merit(aim, hope, STRICT if steps else 1.0) for one in predictions.of(rows)]
+            merits = [prediction.merit(aim, hope, STRICT if steps else 1.0) for prediction in predictions.of(rows)]
             rows = [rows[place] for place in sorted(range(len(rows)), key=lambda place: -merits[place])[:POPULATION]]
         new = next((genes for genes in rows if genes not in tried), None)
         if new is not None:

@@ -61,8 +61,8 @@ class Rounding:
         rows = [row for row in product(*choices) if any(row) and self.space.legal(row) and row not in refused]
         rows = [row for row in rows if self.trials.of(row, steps) is None]
         as_is, *predicted = Predictions(self.space, self.trials, 0).of([genes, *rows])
-        speeds = [trial.speed * one.speed / as_is.speed for one in predicted]
-        losses = [trial.lost + one.lost() - as_is.lost() for one in predicted]
+        speeds = [trial.speed * prediction.speed / as_is.speed for prediction in predicted]
+        losses = [trial.lost + prediction.lost() - as_is.lost() for prediction in predicted]
         figures = zip(rows, speeds, losses, strict=True)
         expected = [replace(trial, genes=row, speed=speed, lost=lost) for row, speed, lost in figures]
         chosen = self.bound.hoped(self.bound.nearest(self.trials.done()), expected, SURE)

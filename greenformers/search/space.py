@@ -72,9 +72,9 @@ class Space:
             raise ValueError("; ".join(["no change of the search can be applied", *(why for _, why in refused)]))
         whole = tuple(slots)
         # Each change was checked alone, which runs the network. What excludes what depends on their kinds.
-        known = cache(lambda there: _in_order(model, _recipe(whole, there)))
+        legal = cache(lambda there: _in_order(model, _recipe(whole, there)))
         left = tuple(tuple(change.products_left(model) for change in slot) for slot in slots)
-        return cls(whole, lambda genes: known(tuple(map(bool, genes))), tuple(refused), left)
+        return cls(whole, lambda genes: legal(tuple(map(bool, genes))), tuple(refused), left)
 
     @property
     def nothing(self) -> Genes:
@@ -139,13 +139,13 @@ class Space:
                 return tuple(row)
         return self.drawn(draw)
 
-    def crossed(self, one: Genes, other: Genes, draw: random.Random) -> Genes:
+    def crossed(self, first: Genes, second: Genes, draw: random.Random) -> Genes:
         """A legal recipe that has each number of one of two."""
         for _ in range(TRIES):
-            row = tuple(draw.choice(pair) for pair in zip(one, other, strict=True))
+            row = tuple(draw.choice(pair) for pair in zip(first, second, strict=True))
             if any(row) and self.legal(row):
                 return row
-        return one
+        return first
 
 
 def changed(genes: Genes) -> list[int]:

@@ -26,14 +26,14 @@ class Tries:
         told: Function that is called, in the first process, with each trial that ended.
         clock: Function that gives the time in seconds.
         others: The processes that make them, which must ask for the same trials; None for this one alone.
-        known: Function that is called with a trial of this process that an earlier run made, before it is counted.
+        listener: Function that is called with a trial of this process that an earlier run made, before it is counted.
     """
 
     def __init__(
         self, trials: Trials, told: Callable[[Trial], None] = lambda _: None, clock: Callable[[], float] = monotonic,
-        others: Others | None = None, known: Callable[[Trial], None] = lambda _: None,
+        others: Others | None = None, listener: Callable[[Trial], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.trials, self._told, self._clock, self._known = trials, told, clock, known
+        self.trials, self._told, self._clock, self._listener = trials, told, clock, listener
         self._others = Others() if others is None else others
         self._since = clock()
 
@@ -91,7 +91,7 @@ class Tries:
                 finally:
                     self.trials.end()
             else:
-                self._known(own)
+                self._listener(own)
         self._others.ended()
         ended = [Trial.of(row) for row in self._others.gathered(None if own is None else asdict(own)) if row]
         seconds, *_ = self._others.gathered(self._clock() - self._since)

@@ -29,8 +29,8 @@ def heads(model: nn.Module, example: Batch) -> list[Coupled]:
         ValueError: There are none.
     """
     seen = Dependence(model, example)
-    found = (_Columns(seen, path, x) for path, x in seen.inputs.items() if x.dim() == 3 and x.shape[1] > 2)
-    layers = [layer for columns in found if (layer := columns.layer()) is not None]
+    candidates = (_Columns(seen, path, x) for path, x in seen.inputs.items() if x.dim() == 3 and x.shape[1] > 2)
+    layers = [layer for columns in candidates if (layer := columns.layer()) is not None]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no attention of several heads between its linear layers")
     return layers

@@ -115,9 +115,9 @@ def cut_elsewhere(exchange: Exchange, size: int, narrow: int, shapes: Mapping[st
         (path, name, at)
         for path, module in exchange.model.named_modules()
         for name, parameter in module.named_parameters(recurse=False)
-        for wanted in [shapes.get(f"{path}.{name}" if path else name, parameter.shape)]
+        for shape in [shapes.get(f"{path}.{name}" if path else name, parameter.shape)]
         for at in range(parameter.dim())
-        if len(wanted) == parameter.dim() and (parameter.shape[at], wanted[at]) == (size, narrow)
+        if len(shape) == parameter.dim() and (parameter.shape[at], shape[at]) == (size, narrow)
     ]
     if not dimensions:
         return {}

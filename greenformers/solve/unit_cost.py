@@ -135,10 +135,10 @@ class _AttentionTime:
         key = (layer.columns.shape, *_lengths(layer, self.shapes))
         if key not in self.times:
             self.times[key] = self._timed(layer)
-        known = self.times[key]
-        below, above = next((a, b) for a, b in pairwise(sorted(known)) if a <= left <= b)
+        times = self.times[key]
+        below, above = next((a, b) for a, b in pairwise(sorted(times)) if a <= left <= b)
         share = (left - below) / (above - below)
-        return known[below] * (1 - share) + known[above] * share
+        return times[below] * (1 - share) + times[above] * share
 
     def _timed(self, layer: Coupled) -> dict[int, float]:
         step = max(1, layer.count // MEASURED)

@@ -132,8 +132,8 @@ def evaluate(
         setting["gate"] = True
     lengths = torch.tensor([len(text) for text in references])
     speakers = [sounds.speaker(split, index) for index in range(count)]
-    known = [speaker for speaker in speakers if speaker is not None]
-    groups = known if len(known) == count and len(set(known)) > 1 else None
+    named = [speaker for speaker in speakers if speaker is not None]
+    groups = named if len(named) == count and len(set(named)) > 1 else None
     records = list(columns("speech_evaluate", setting, judged, references, lengths, times, groups))
     return records, list(zip(references, judged[0].hypotheses, strict=True))
 

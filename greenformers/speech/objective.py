@@ -152,7 +152,7 @@ class Speech(Objective):
         if 2 * len(text) <= room:
             return True
         ids = self._ids(text)
-        return len(ids) + sum(one == next_one for one, next_one in pairwise(ids)) <= room
+        return len(ids) + sum(token == next_token for token, next_token in pairwise(ids)) <= room
 
     def _ids(self, text: str) -> list[int]:
         """Tokens of a text, without marks."""
@@ -193,7 +193,7 @@ class Speech(Objective):
             with evaluating(model):
                 network = cast(GreenformerForSpeechSeq2Seq, model)
                 best = beam_search(network, features, mask, space=space, search=search)
-            hypotheses += [str(self.tokenizer.decode(list(found[0].tokens))) for found in best]
+            hypotheses += [str(self.tokenizer.decode(list(beam[0].tokens))) for beam in best]
             references += [text for _, text in pairs]
         if not references:
             return {}

@@ -180,7 +180,7 @@ class Recogniser:
         with evaluating(self.model), torch.inference_mode():
             memory = self.model.encoder(features, mask, return_dict=True).last_hidden_state
             read = shortened(mask)
-            hypotheses = [found[0] for found in written(self.model, memory, read, space=self.space, search=self.search)]
+            hypotheses = [beam[0] for beam in written(self.model, memory, read, space=self.space, search=self.search)]
             if words:
                 ctc = [
                     own[: int(count)].double().cpu()

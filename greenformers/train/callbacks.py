@@ -71,11 +71,11 @@ class DivergedError(ValueError):
     """The loss of a training, or what it is judged by, became no number."""
 
 
-def diverged(rate: float, steps: int, what: str, muon_rate: float | None = None) -> DivergedError:
+def diverged(rate: float, steps: int, symptom: str, muon_rate: float | None = None) -> DivergedError:
     """The error of a training at a learning rate, and one of Muon where that trains matrices, after so many steps."""
     muon = "" if muon_rate is None else f", {muon_rate:g} of Muon"
     return DivergedError(
-        f"training diverged at a learning rate of {rate:g}{muon}: {what} after {steps} steps; try a lower rate"
+        f"training diverged at a learning rate of {rate:g}{muon}: {symptom} after {steps} steps; try a lower rate"
     )
 
 

@@ -323,7 +323,7 @@ def _fit(
     )
     if schedule.patience is not None:
         trainer.add_callback(Patience(objective, schedule.patience, trainer.save_best))
-    with watch, interruption.listening(), as_before(model), _heap.kept():
+    with watch, interruption.listening(), as_before(model), _heap.page_reuse():
         trainer.train(resume_from_checkpoint=None if start is None else str(start))
     reached = trainer.state.global_step
     stopped = interruption.signal if interruption.heeded else None

@@ -53,7 +53,7 @@ def fit_pipeline(
     watch, interruption = Watch(label, console), Interruption()
     start = checkpoint.newest(folder, console.print) if resume else None
     run = _Run(model, objective, schedule, micro_batches, stages, folder, start)
-    with watch, interruption.listening(), _heap.kept():
+    with watch, interruption.listening(), _heap.page_reuse():
         run.train([watch, interruption, *callbacks, Finite(None)])
     state.put_weights(state.weights(run.pipeline.gather()[0]), model)
     progress = run.progress

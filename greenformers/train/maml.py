@@ -124,14 +124,14 @@ def meta_gradient(model: nn.Module, tasks: Episode, maml: Maml) -> tuple[dict[st
     """
     weights = _weights(model)
 
-    def one(task: Episode) -> tuple[dict[str, Tensor], Tensor]:
+    def gradient_of(task: Episode) -> tuple[dict[str, Tensor], Tensor]:
         return task_gradient(
             model, weights, task, steps=maml.steps, rate=maml.rate, first_order=maml.first_order
         )  # fmt: skip
 
     # The kernels that never hold the N x N weights have no second derivative.
     with sdpa_kernel(SDPBackend.MATH):
-        slopes, losses = vmap(one)(tasks) if maml.at_once else _one_by_one(one, tasks)
+        slopes, losses = vmap(gradient_of)(tasks) if maml.at_once else _one_by_one(gradient_of, tasks)
     return {name: slope.mean(0) for name, slope in slopes.items()}, losses.mean()
 
 
@@ -198,9 +198,9 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _one_by_one(
-    one: Callable[[Episode], tuple[dict[str, Tensor], Tensor]], tasks: Episode
+    gradient_of: Callable[[Episode], tuple[dict[str, Tensor], Tensor]], tasks: Episode
 ) -> tuple[dict[str, Tensor], Tensor]:
     """What vmap gives, by a loop."""
-    results = [one(Episode(*(tensor[number] for tensor in tasks))) for number in range(len(tasks.support))]
+    results = [gradient_of(Episode(*(tensor[number] for tensor in tasks))) for number in range(len(tasks.support))]
     slopes = {name: torch.stack([each[name] for each, _ in results]) for name in results[0][0]}
     return slopes, torch.stack([loss for _, loss in results])

@@ -77,11 +77,11 @@ def test_table_3_2_is_within_4_percent_of_what_its_figure_gives(rank, ours, by_e
     assert round(efficiency(SPEED_UPS[rank], SHARES), 2) == ours
     assert round(mean_speed_up(SPEED_UPS[rank], SHARES), 2) == by_eq_3_10
     assert ours == pytest.approx(factor, rel=0.041)  # of the factor as rounded; its costs are closer
-    found = low_rank(rank)
-    assert found.petaflops_days.low == pytest.approx(printed.petaflops_days.low, rel=0.04)
-    assert found.usd.low == pytest.approx(printed.usd.low, rel=0.04)
-    assert found.usd.high == pytest.approx(printed.usd.high, rel=0.04)
-    assert found.co2_kg == pytest.approx(printed.co2_kg, rel=0.04)
+    cost = low_rank(rank)
+    assert cost.petaflops_days.low == pytest.approx(printed.petaflops_days.low, rel=0.04)
+    assert cost.usd.low == pytest.approx(printed.usd.low, rel=0.04)
+    assert cost.usd.high == pytest.approx(printed.usd.high, rel=0.04)
+    assert cost.co2_kg == pytest.approx(printed.co2_kg, rel=0.04)
 
 
 @pytest.mark.parametrize(("rank", "unrounded"), [(32, 2.629), (64, 2.497), (128, 1.984), (256, 1.475)])
@@ -89,10 +89,10 @@ def test_the_costs_of_table_3_2_follow_to_the_digit_from_its_factors_before_roun
     # 2.24 / 1.48 is 1.51, not the 1.52 printed: the thesis divided by three decimals and printed two.
     factor, printed = LOW_RANK[rank]
     assert abs(unrounded - factor) <= 0.005 + 1e-9
-    found = BERT.faster(unrounded)
-    assert round(found.petaflops_days.low, 2) == printed.petaflops_days.low
-    assert (round(found.usd.low), round(found.usd.high)) == (printed.usd.low, printed.usd.high)
-    assert round(found.co2_kg, 1) == printed.co2_kg
+    cost = BERT.faster(unrounded)
+    assert round(cost.petaflops_days.low, 2) == printed.petaflops_days.low
+    assert (round(cost.usd.low), round(cost.usd.high)) == (printed.usd.low, printed.usd.high)
+    assert round(cost.co2_kg, 1) == printed.co2_kg
 
 
 def test_the_factor_printed_for_rank_256_is_no_mean_of_its_figure():
@@ -125,14 +125,14 @@ FACTORS = st.dictionaries(st.integers(1, 10**6), st.floats(0.01, 1000), min_size
 def test_efficiency_is_a_mean_of_the_speed_ups_and_no_more_than_the_arithmetic_one(speed_ups, weights):
     weights = weights[: len(speed_ups)]
     shares = {length: weight / sum(weights) for length, weight in zip(speed_ups, weights, strict=True)}
-    found = efficiency(speed_ups, shares)
+    speed_up = efficiency(speed_ups, shares)
     slack = 1 + 1e-12
-    assert min(speed_ups.values()) / slack <= found <= max(speed_ups.values()) * slack
-    assert found <= mean_speed_up(speed_ups, shares) * slack
+    assert min(speed_ups.values()) / slack <= speed_up <= max(speed_ups.values()) * slack
+    assert speed_up <= mean_speed_up(speed_ups, shares) * slack
     assert efficiency(dict.fromkeys(speed_ups, 1.0), shares) == pytest.approx(1)
     # The time a run takes is the sum of the times at its lengths.
     times = [share / speed_ups[length] for length, share in shares.items()]
-    assert found == pytest.approx(1 / sum(times))
+    assert speed_up == pytest.approx(1 / sum(times))
 
 
 def test_a_length_without_a_share_counts_for_nothing():
@@ -161,22 +161,22 @@ def test_speed_ups_and_shares_out_of_range(speed_ups, shares, message):
 def test_a_run_worked_out_by_hand():
     # 6 x 1e9 x 20e9 = 1.2e20 FLOPs; 4 x 100 TFLOP/s x 0.5 = 2e14 a second; 6e5 s.
     hardware = Hardware(peak=100, utilisation=0.5, devices=4, watts=300, usd_per_hour=Range(1.5, 3))
-    found = estimate(training_flops(1e9, 20e9), hardware, pue=1.2, intensity=500)
+    cost = estimate(training_flops(1e9, 20e9), hardware, pue=1.2, intensity=500)
     hours = 6e5 / 3600
-    assert found.hours == pytest.approx(hours)
-    assert found.kwh == pytest.approx(hours * 1.2 * 1.2)
-    assert found.co2_kg == pytest.approx(hours * 1.2 * 1.2 * 0.5)
-    assert (found.usd.low, found.usd.high) == pytest.approx((hours * 6, hours * 12))
-    assert found.petaflops_days.low == found.petaflops_days.high == pytest.approx(1.2e20 / 8.64e19)
+    assert cost.hours == pytest.approx(hours)
+    assert cost.kwh == pytest.approx(hours * 1.2 * 1.2)
+    assert cost.co2_kg == pytest.approx(hours * 1.2 * 1.2 * 0.5)
+    assert (cost.usd.low, cost.usd.high) == pytest.approx((hours * 6, hours * 12))
+    assert cost.petaflops_days.low == cost.petaflops_days.high == pytest.approx(1.2e20 / 8.64e19)
     assert estimate(1e18, Hardware(), intensity=0).usd is None
 
 
 def test_gpt_3_from_physics_takes_the_days_that_were_published():
     # 24.6 of 125 TFLOP/s on 10,000 V100. Patterson 2021, table 4.
     hardware = Hardware(peak=125, utilisation=24.6 / 125, devices=10_000, watts=330)
-    found = estimate(training_flops(175e9, 300e9), hardware, pue=1.1, intensity=429)
-    assert found.hours / 24 == pytest.approx(14.8, rel=0.01)
-    assert found.co2_kg == pytest.approx(RUNS["GPT-3"].printed.co2_kg, rel=0.01)
+    cost = estimate(training_flops(175e9, 300e9), hardware, pue=1.1, intensity=429)
+    assert cost.hours / 24 == pytest.approx(14.8, rel=0.01)
+    assert cost.co2_kg == pytest.approx(RUNS["GPT-3"].printed.co2_kg, rel=0.01)
 
 
 def test_a_faster_run_costs_its_share_of_everything():
@@ -252,10 +252,10 @@ MEASURED = [
 
 def test_speed_ups_are_read_from_records_the_last_of_repeated_ones(tmp_path):
     append(tmp_path / "records.jsonl", MEASURED)
-    found = read(tmp_path / "records.jsonl")
-    assert measured_speed_ups(found, "lrt", where={"rank": 64}) == {128: 2.5, 512: 2.0}
-    assert measured_speed_ups(found, "lrt", lengths=[128]) == {128: 2.5}
-    assert measured_speed_ups(found, "linformer", where={"hidden": 256}) == {512: 1.3}
+    stored = read(tmp_path / "records.jsonl")
+    assert measured_speed_ups(stored, "lrt", where={"rank": 64}) == {128: 2.5, 512: 2.0}
+    assert measured_speed_ups(stored, "lrt", lengths=[128]) == {128: 2.5}
+    assert measured_speed_ups(stored, "linformer", where={"hidden": 256}) == {512: 1.3}
 
 
 @pytest.mark.parametrize(
@@ -284,13 +284,13 @@ def test_no_speed_up_at_all_and_benchmarks_that_differ():
 
 def test_records_carry_both_ends_and_the_ratio_to_the_base():
     base = Cost(Range(2, 2), Range(10, 30), 6.0, 8.0, 12.0)
-    found = records({"base": base, "fast": base.faster(4), "unknown": Cost()}, {"seed": 0})
-    assert {(each.variant, each.source, each.to) for each in found} == {
+    rows = records({"base": base, "fast": base.faster(4), "unknown": Cost()}, {"seed": 0})
+    assert {(each.variant, each.source, each.to) for each in rows} == {
         ("base", "estimated", "base"), ("fast", "estimated", "base"),
     }  # fmt: skip
-    values = {(each.metric, each.setting.get("bound")): each.value for each in found if each.variant == "fast"}
+    values = {(each.metric, each.setting.get("bound")): each.value for each in rows if each.variant == "fast"}
     assert values == {
         ("petaflops_days", None): 0.5, ("usd", "low"): 2.5, ("usd", "high"): 7.5, ("co2", None): 1500.0,
         ("energy", None): 2000.0, ("train_time", None): 10_800.0,
     }  # fmt: skip
-    assert {each.ratio for each in found if each.variant == "fast"} == {4.0}
+    assert {each.ratio for each in rows if each.variant == "fast"} == {4.0}

@@ -57,7 +57,7 @@ def holes(length: int, batch: int = BATCH) -> Tensor:
     return mask
 
 
-def kept(out: Tensor, query_mask: Tensor | None) -> Tensor:
+def unmasked(out: Tensor, query_mask: Tensor | None) -> Tensor:
     """The outputs that mean something: (B, H, N, D) to those of the kept queries, (n, H, D)."""
     out = out.transpose(1, 2)
     return out.flatten(0, 1) if query_mask is None else out[query_mask]

@@ -140,12 +140,12 @@ class Run:
         """q, k and v in float64, leaves."""
         generator = torch.Generator().manual_seed(self.seed)
         heads, dim = self.shape["heads"], self.shape["head_dim"]
-        found = []
+        leaves = []
         for length in (self.queries, self.keys, self.keys):
             sizes = (self.batch, length, heads, dim) if self.layout == "inside" else (self.batch, heads, length, dim)
             x = torch.randn(sizes, generator=generator, dtype=torch.float64)
-            found.append(x.transpose(1, 2) if self.layout == "inside" else x)
-        return [x.requires_grad_() for x in found]
+            leaves.append(x.transpose(1, 2) if self.layout == "inside" else x)
+        return [x.requires_grad_() for x in leaves]
 
     def key_mask(self) -> Tensor | None:
         """True = keep (B, M)."""

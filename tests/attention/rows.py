@@ -95,9 +95,9 @@ def patterns(name: str, *options: Mapping[str, Any], causal: bool = False, **cla
 
 def sinkhorn(*options: Mapping[str, Any], causal: bool = False) -> list[Row]:
     """One row for each setting, without noise; memory is measured with the first one's, in blocks of 64."""
-    quiet = [{**one, "noise": False} for one in options]
+    quiet = [{**setting, "noise": False} for setting in options]
     large = {**quiet[0], "block": 64}
-    rows = [Row("sinkhorn", one, causal=causal, cross=False) for one in quiet]
+    rows = [Row("sinkhorn", setting, causal=causal, cross=False) for setting in quiet]
     return [replace(rows[0], memory=1.0, large=large), *rows[1:]]
 
 

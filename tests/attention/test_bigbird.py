@@ -43,9 +43,9 @@ def test_equals_that_of_transformers(length, block, random, padded, monkeypatch)
     torch.manual_seed(0)
     theirs, plans = theirs_and_plan(monkeypatch, block_size=block, num_random_blocks=random)
     hidden = torch.randn(2, length, HEADS * DIM)
-    kept = torch.arange(length) < torch.tensor([length, length - length // 3 if padded else length])[:, None]
+    mask = torch.arange(length) < torch.tensor([length, length - length // 3 if padded else length])[:, None]
     blocked, band, queries, keys = modeling_big_bird.BigBirdModel.create_masks_for_block_sparse_attn(
-        kept.float(), block
+        mask.float(), block
     )
     with torch.no_grad():
         expected = theirs(hidden, band, queries, keys, blocked, blocked)[0]
@@ -56,10 +56,10 @@ def test_equals_that_of_transformers(length, block, random, padded, monkeypatch)
         module = mechanism(block=block, random=random, padding="batch")
         # Blocks are counted from the first in transformers, here from the first that is not global.
         module.extra_blocks = lambda *_: plans[-1] - 1
-        out = module(q, k, v, kept).transpose(1, 2).flatten(2)
+        out = module(q, k, v, mask).transpose(1, 2).flatten(2)
     assert plans[-1].shape == (HEADS, length // block - 2, random)
     assert plans[-1].unique().numel() > random
-    torch.testing.assert_close(out[kept], expected[kept], rtol=0, atol=1e-5)
+    torch.testing.assert_close(out[mask], expected[mask], rtol=0, atol=1e-5)
 
 
 @each_size

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import draw, each_kind_form, holes, kept
+from cases import draw, each_kind_form, holes, unmasked
 
 from greenformers.attention import Shape, build
 from greenformers.attention._dense import attention_weights
@@ -34,7 +34,7 @@ def test_finite_for_logits_of_1e4(row, causal, dtype, device, masked):
     assert out.dtype == dtype
     assert out.isfinite().all()
     parameters = list(module.parameters())
-    for grad in torch.autograd.grad(kept(out, mask).sum(), [*tensors, *parameters], materialize_grads=True):
+    for grad in torch.autograd.grad(unmasked(out, mask).sum(), [*tensors, *parameters], materialize_grads=True):
         assert grad.isfinite().all()
 
 
@@ -46,7 +46,7 @@ def test_close_to_float64(row, causal, dtype, device, masked):
     q, k, v = (x.to(device) for x in draw(11, 11, dtype=dtype))
     out = module(q, k, v, mask)
     expected = module.double()(q.double(), k.double(), v.double(), mask)  # of the same, rounded numbers
-    torch.testing.assert_close(kept(out, mask).double(), kept(expected, mask), **TOLERANCE[dtype])
+    torch.testing.assert_close(unmasked(out, mask).double(), unmasked(expected, mask), **TOLERANCE[dtype])
 
 
 @each_kind_form
@@ -57,9 +57,9 @@ def test_autocast_to_bfloat16(row, causal):
     expected = module(*tensors, mask)
     with torch.autocast("cpu", torch.bfloat16):
         out = module(*tensors, mask)
-    torch.testing.assert_close(kept(out, mask).float(), kept(expected, mask), **TOLERANCE[torch.bfloat16])
+    torch.testing.assert_close(unmasked(out, mask).float(), unmasked(expected, mask), **TOLERANCE[torch.bfloat16])
     grads, expected_grads = (
-        torch.autograd.grad(kept(y, mask).float().square().mean(), everything, materialize_grads=True)
+        torch.autograd.grad(unmasked(y, mask).float().square().mean(), everything, materialize_grads=True)
         for y in (out, expected)
     )
     for grad, right in zip(grads, expected_grads, strict=True):

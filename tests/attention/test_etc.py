@@ -32,10 +32,10 @@ def with_labels(**options):
 def compare(module, key_mask, length=N):
     tensors = drawn(length)
     everything, weights = [*tensors, *module.parameters()], torch.linspace(-1, 2, tensors[0].numel()).double()
-    kept = True if key_mask is None else key_mask[:, None, :, None]
+    output_mask = True if key_mask is None else key_mask[:, None, :, None]
     results = []
     for function in (module, partial(dense, module)):
-        out = function(*tensors, key_mask) * kept  # outputs of padding mean nothing
+        out = function(*tensors, key_mask) * output_mask  # outputs of padding mean nothing
         mixed = weights @ out.flatten()
         results.append([out, *torch.autograd.grad(mixed, everything, materialize_grads=True)])
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)

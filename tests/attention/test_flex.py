@@ -171,8 +171,8 @@ def test_the_block_mask_drops_nothing_visible(name, causal, on_kernel, monkeypat
     torch.compiler.reset()
     monkeypatch.setattr(_flex, "flex_attention", torch.compile(flex_attention, dynamic=False))
     on_kernel(module)
-    found = met(module, length, length, torch.float32)
-    torch.testing.assert_close(found, met_if(seen(module, length, length)).float(), rtol=1e-5, atol=1e-6)
+    weights = met(module, length, length, torch.float32)
+    torch.testing.assert_close(weights, met_if(seen(module, length, length)).float(), rtol=1e-5, atol=1e-6)
     (mask,) = module._masks.values()
     if name in ("sliding_window", "cascade", "local_blocks", "longformer", "etc"):
         looked_at = mask.kv_num_blocks + mask.full_kv_num_blocks

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import draw, each_code, each_form, each_kind, holes, kept
+from cases import draw, each_code, each_form, each_kind, holes, unmasked
 from rows import MAX_LEN, ROWS
 from torch.func import functional_call
 
@@ -25,7 +25,7 @@ def lengths(row, causal):
 
 def outputs_and_gradients(function, tensors, query_mask):
     """The kept outputs, and the gradients of a fixed mixture of them."""
-    out = kept(function(), query_mask)
+    out = unmasked(function(), query_mask)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
     return out, *torch.autograd.grad((weights * out).sum(), tensors, materialize_grads=True)
 
@@ -57,7 +57,7 @@ def test_the_queries_own_mask_is_read_as_in_the_formula(row):
     read = "query_mask" in inspect.signature(row.reference).parameters
     expected = row.reference(module, q, k, v, key_mask, **({"query_mask": query_mask} if read else {}))
     out = module(q, k, v, key_mask, query_mask=query_mask)
-    torch.testing.assert_close(kept(out, query_mask), kept(expected, query_mask), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(unmasked(out, query_mask), unmasked(expected, query_mask), rtol=1e-10, atol=1e-12)
 
 
 @each_code
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_finite_differences(row, causal):
 
     def outputs(q, k, v, *parameters):
         given = dict(zip(parameter_names, parameters, strict=True))
-        return kept(functional_call(module, given, (q, k, v, key_mask)), query_mask)
+        return unmasked(functional_call(module, given, (q, k, v, key_mask)), query_mask)
 
     # Along random directions: element by element would take a minute, and the formula has checked every element.
     assert torch.autograd.gradcheck(outputs, [x.clone().requires_grad_() for x in tensors], fast_mode=True)

@@ -51,8 +51,8 @@ def time_exponent(make, training, short=SHORT, long=LONG, **options):
     }
     timings = interleaved(calls, **options)
     # The fastest run is the least disturbed one.
-    one, other = (min(timings[name].samples) for name in ("short", "long"))
-    return exponent(one / (long // short), other, long / short)
+    short_time, long_time = (min(timings[name].samples) for name in ("short", "long"))
+    return exponent(short_time / (long // short), long_time, long / short)
 
 
 def plain(length):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import draw, holes, kept
+from cases import draw, holes, unmasked
 from rows import MAX_LEN, ROWS
 
 from greenformers.attention import Shape, build
@@ -41,7 +41,7 @@ def test_steps_are_the_causal_form_with_its_gradients(row, sizes, masked):
     out, shapes = in_pieces(module, *tensors, mask, sizes)
     assert len(shapes) == 1  # of fixed size
     results = [
-        (kept(each, mask), *torch.autograd.grad(kept(each, mask).square().sum(), tensors))
+        (unmasked(each, mask), *torch.autograd.grad(unmasked(each, mask).square().sum(), tensors))
         for each in (out, module(*tensors, mask))
     ]
     torch.testing.assert_close(*results, **EXACT)
@@ -174,11 +174,11 @@ def test_chunks_side_by_side_are_as_one_after_the_other(name, length):
         outs.append(out)
     expected = torch.cat(outs, 2)
     torch.testing.assert_close(module(q, k, v, mask)[:, :, mask[0]], expected[:, :, mask[0]], **EXACT)
-    found, state = module.step(q, k, v, None, mask)
-    torch.testing.assert_close(found[:, :, mask[0]], expected[:, :, mask[0]], **EXACT)
+    output, state = module.step(q, k, v, None, mask)
+    torch.testing.assert_close(output[:, :, mask[0]], expected[:, :, mask[0]], **EXACT)
     torch.testing.assert_close(state, after, **EXACT)
     # Fewer queries are those of the last positions, and no query at all leaves the state.
     for some in (0, 1, 7):
-        found, state = module.step(q[:, :, length - some :], k, v, None, mask)
-        torch.testing.assert_close(found, expected[:, :, length - some :], **EXACT)
+        output, state = module.step(q[:, :, length - some :], k, v, None, mask)
+        torch.testing.assert_close(output, expected[:, :, length - some :], **EXACT)
         torch.testing.assert_close(state, after, **EXACT)

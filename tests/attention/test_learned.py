@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import draw, holes, kept
+from cases import draw, holes, unmasked
 from rows import DIM, HEADS, MAX_LEN
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from greenformers.model.memory import SegmentMemory
 N = 13
 
 
-def made(name: str, causal: bool = False, **options) -> Attention:
+def make(name: str, causal: bool = False, **options) -> Attention:
     torch.manual_seed(0)
     return build(name, Shape(HEADS, DIM, MAX_LEN, causal=causal), **options).double()
 
@@ -30,7 +30,7 @@ def made(name: str, causal: bool = False, **options) -> Attention:
 @pytest.mark.parametrize("options", [{}, {"cut": 2}])
 def test_sinkhorn_mixes_values_and_not_keys(options):
     """sinkhorn-transformer gives its keys as values without SortCut."""
-    module = made("sinkhorn", block=4, **options).eval()
+    module = make("sinkhorn", block=4, **options).eval()
     q, k, v = draw(N, N)
     torch.testing.assert_close(module(q, k, 3 * v), 3 * module(q, k, v))
     assert not module(q, k, torch.zeros_like(v)).any()
@@ -79,7 +79,7 @@ def test_the_sorting_network_can_say_any_order():
 
 
 def test_sinkhorn_draws_noise_in_training_alone():
-    module = made("sinkhorn", block=4)
+    module = make("sinkhorn", block=4)
     q, k, v = draw(N, N)
     assert not torch.equal(module(q, k, v), module(q, k, v))
     module.eval()
@@ -88,7 +88,7 @@ def test_sinkhorn_draws_noise_in_training_alone():
 
 def test_sinkhorn_does_not_see_how_long_the_padding_is():
     """Blocks of nothing but padding take no part in the sorting (sinkhorn-transformer: 0.15 off)."""
-    module = made("sinkhorn", block=4, noise=False)
+    module = make("sinkhorn", block=4, noise=False)
     q, k, v = draw(N, N)
     mask = torch.arange(N).expand(2, -1) < 8
     short = module(q[:, :, :8], k[:, :, :8], v[:, :, :8])
@@ -104,7 +104,7 @@ def normal(x: Tensor) -> Tensor:
 
 def test_centroids_follow_what_is_assigned_to_them():
     """Roy 2020, 4.1: mu = decay mu + (1 - decay) mean of queries and keys, without padding, and in training alone."""
-    module = made("routing", clusters=3, decay=0.9)
+    module = make("routing", clusters=3, decay=0.9)
     q, k, v = draw(N, N)
     mask, before = holes(N), module.centroids.clone()
     module.eval()(q, k, v, mask)
@@ -127,7 +127,7 @@ def test_two_passes_of_a_step_count_once():
     """As of a layer that is computed again for its backward pass: the mean is the same."""
     moved = []
     for times in (1, 2):
-        module = made("routing", clusters=3, decay=0.5)
+        module = make("routing", clusters=3, decay=0.5)
         for _ in range(times):
             module(*draw(N, N))
         module.update_()
@@ -136,7 +136,7 @@ def test_two_passes_of_a_step_count_once():
 
 
 def test_the_commitment_loss():
-    module = made("routing", clusters=3, commitment=0.25)
+    module = make("routing", clusters=3, commitment=0.25)
     q, k, v = draw(N, N)
     mask = holes(N)
     total = torch.zeros(())
@@ -154,7 +154,7 @@ def test_the_commitment_loss():
 def test_one_cluster_of_all_is_full_attention_of_normal_vectors():
     q, k, v = draw(N, N)
     expected = F.scaled_dot_product_attention(normal(q), normal(k), v)
-    torch.testing.assert_close(made("routing", clusters=1)(q, k, v), expected)
+    torch.testing.assert_close(make("routing", clusters=1)(q, k, v), expected)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -176,10 +176,10 @@ def test_every_query_attends_keys_of_one_cluster_at_least(masked):
 @pytest.mark.parametrize("name", ["routing", "reformer"])
 def test_what_was_chosen_can_be_given(name):
     """With the choice of other inputs the output is another one; with its own the same."""
-    module = made(name, **({"clusters": 3} if name == "routing" else {"chunk": 2, "n_buckets": 6}))
-    one, other = draw(N, N), draw(N, N, seed=5)
-    assert torch.equal(module(*one, choice=module.choose(*one)), module(*one))
-    assert not torch.equal(module(*one, choice=module.choose(*other)), module(*one))
+    module = make(name, **({"clusters": 3} if name == "routing" else {"chunk": 2, "n_buckets": 6}))
+    inputs, other = draw(N, N), draw(N, N, seed=5)
+    assert torch.equal(module(*inputs, choice=module.choose(*inputs)), module(*inputs))
+    assert not torch.equal(module(*inputs, choice=module.choose(*other)), module(*inputs))
 
 
 # Adaptive span.
@@ -187,8 +187,8 @@ def test_what_was_chosen_can_be_given(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_full_span_is_full_attention(causal):
-    module = made("adaptive_span", causal, init=1.0, position_term=False, include_self=True)
-    full = made("full", causal)
+    module = make("adaptive_span", causal, init=1.0, position_term=False, include_self=True)
+    full = make("full", causal)
     given = draw(N, N)
     torch.testing.assert_close(module(*given), full(*given))
     torch.testing.assert_close(module(*given, holes(N)), full(*given, holes(N)))
@@ -221,7 +221,7 @@ def test_tiles_of_queries_are_the_whole(causal, options, include_self, masked, m
     leaves = [q, k, v, *module.parameters()]
     gradients = []
     for call in (module, partial(adaptive_span.reference, module)):
-        out = kept(call(q, k, v, mask, **inputs), mask)
+        out = unmasked(call(q, k, v, mask, **inputs), mask)
         weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
         gradients.append((out, torch.autograd.grad((out * weight).sum(), leaves, retain_graph=True)))
     torch.testing.assert_close(*(out for out, _ in gradients))
@@ -289,7 +289,7 @@ def test_short_spans_cost_less():
 
 
 def test_the_loss_of_spans_and_their_bounds():
-    module = made("adaptive_span", init=0.5, penalty=0.25, span=8)
+    module = make("adaptive_span", init=0.5, penalty=0.25, span=8)
     out, loss = module.forward_with_loss(*draw(N, N))
     assert loss.item() == pytest.approx(0.25 * 8 * 0.5)
     torch.testing.assert_close(out, module(*draw(N, N)))
@@ -297,7 +297,7 @@ def test_the_loss_of_spans_and_their_bounds():
         module.z.copy_(torch.tensor([-0.5, 0.5, 1.5]))
     module.update_()
     assert module.z.tolist() == [0.0, 0.5, 1.0]
-    module = made("adaptive_span", dynamic=True, penalty=0.25, span=8)
+    module = make("adaptive_span", dynamic=True, penalty=0.25, span=8)
     (q, k, v), mask = draw(N, N), holes(N)
     z = torch.sigmoid(q.transpose(1, 2).flatten(2) @ module.v.T + module.b)
     torch.testing.assert_close(module.forward_with_loss(q, k, v, mask)[1], 0.25 * 8 * z[mask].mean())
@@ -337,7 +337,7 @@ def test_a_span_becomes_short_where_little_is_needed():
 
 
 def test_dacs_reads_until_it_has_enough():
-    module = made("dacs")
+    module = make("dacs")
     q, k, _ = draw(N, N)
     weights = module(q, k, torch.eye(N, dtype=torch.float64)[:, :DIM].expand(2, HEADS, -1, -1))
     a = torch.sigmoid(q @ k.mT / DIM**0.5)
@@ -408,8 +408,8 @@ def test_dacs_needs_nothing_of_what_comes_later():
     k = k - 100 * q.mean(2, keepdim=True)  # nobody has enough by itself
     out = module(q, k, v)
     for i in range(5):
-        known = 2 * (i + 1)
-        torch.testing.assert_close(module(q, k[:, :, :known], v[:, :, :known])[:, :, i], out[:, :, i])
+        reach = 2 * (i + 1)
+        torch.testing.assert_close(module(q, k[:, :, :reach], v[:, :, :reach])[:, :, i], out[:, :, i])
 
 
 @pytest.mark.parametrize(
@@ -434,14 +434,14 @@ def test_dacs_needs_nothing_of_what_comes_later():
 )
 def test_options_out_of_range(name, options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
-        made(name, **options)
+        make(name, **options)
 
 
 def test_what_has_no_causal_form():
     with pytest.raises(ValueError, match="sinkhorn has no causal form with cut"):
-        made("sinkhorn", causal=True, cut=2)
+        make("sinkhorn", causal=True, cut=2)
     with pytest.raises(ValueError, match="routing has no causal form without every_query"):
-        made("routing", causal=True, every_query=False)
+        make("routing", causal=True, every_query=False)
 
 
 @pytest.mark.parametrize(

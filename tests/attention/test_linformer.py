@@ -98,12 +98,12 @@ def test_heads_that_lie_side_by_side_are_projected_to_the_same(sharing, masked):
     beside = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in apart]
     assert beside[1].transpose(1, 2).is_contiguous() != apart[1].transpose(1, 2).is_contiguous()
     mask = holes(9, len(apart[0])) if masked else None
-    found, expected = module(*beside, mask), module(*apart, mask)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    out, expected = module(*beside, mask), module(*apart, mask)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     leaves = list(module.parameters())
-    g = torch.randn_like(found)
+    g = torch.randn_like(out)
     torch.testing.assert_close(
-        torch.autograd.grad(found, [*beside, *leaves], g), torch.autograd.grad(expected, [*apart, *leaves], g),
+        torch.autograd.grad(out, [*beside, *leaves], g), torch.autograd.grad(expected, [*apart, *leaves], g),
         atol=1e-12, rtol=1e-12,
     )  # fmt: skip
 

@@ -27,10 +27,10 @@ def drawn(number, length=N):
 
 def compare(module, tensors, key_mask, global_mask, *, given=True):
     """Kept outputs and all gradients with those of the formula; the mask as an argument, or as the default."""
-    kept = True if key_mask is None else key_mask[:, None, :, None]
+    output_mask = True if key_mask is None else key_mask[:, None, :, None]
     rows = dict(zip(module.projections[3:], tensors[3:], strict=False))
-    out = kept * module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
-    expected = kept * reference(module, *tensors[:3], key_mask, **rows, global_mask=global_mask)
+    out = output_mask * module(*tensors[:3], key_mask, **rows, global_mask=global_mask if given else None)
+    expected = output_mask * reference(module, *tensors[:3], key_mask, **rows, global_mask=global_mask)
     weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
     results = [[x, *torch.autograd.grad((weights * x).sum(), tensors, materialize_grads=True)] for x in (out, expected)]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
@@ -134,8 +134,8 @@ def test_a_whole_model_of_transformers_with_it_stays_the_same():
     torch.manual_seed(0)
     model = LongformerModel(configuration(WINDOW)).eval()
     length = 41  # not a multiple of the window: transformers pads
-    ids, kept = torch.randint(2, 50, (3, length)), torch.arange(length) < torch.tensor([41, 30, 7])[:, None]
-    marked = {"attention_mask": kept.long(), "global_attention_mask": (ids % 9 == 0) & kept}
+    ids, mask = torch.randint(2, 50, (3, length)), torch.arange(length) < torch.tensor([41, 30, 7])[:, None]
+    marked = {"attention_mask": mask.long(), "global_attention_mask": (ids % 9 == 0) & mask}
     assert len(set(marked["global_attention_mask"].sum(1).tolist())) > 1
     with torch.no_grad():
         expected = model(ids, **marked).last_hidden_state
@@ -143,7 +143,7 @@ def test_a_whole_model_of_transformers_with_it_stays_the_same():
             theirs, shape = layer.attention.self, Shape(heads=HEADS, head_dim=DIM, max_len=48)
             theirs.forward = in_place_of(theirs, build("longformer", shape, window=WINDOW))
         out = model(ids, **marked).last_hidden_state
-    torch.testing.assert_close(out[kept], expected[kept], rtol=0, atol=1e-5)
+    torch.testing.assert_close(out[mask], expected[mask], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mask", [GLOBAL[:, 1:], GLOBAL[:1], GLOBAL.long(), GLOBAL[0]])

@@ -6,7 +6,19 @@ from copy import deepcopy
 import pytest
 import safetensors.torch
 import torch
-from cases import FIRST, FORMS, draw, each_form, each_kind, each_kind_form, each_mechanism, each_row, form, holes, kept
+from cases import (
+    FIRST,
+    FORMS,
+    draw,
+    each_form,
+    each_kind,
+    each_kind_form,
+    each_mechanism,
+    each_row,
+    form,
+    holes,
+    unmasked,
+)
 from rows import LAYERS
 from torch import nn
 
@@ -45,7 +57,7 @@ def compare_compiled(row, causal, compiler, cases):
         compiled = compiler(module, backend)
         results = []
         for call in (compiled, module):
-            out = kept(call(*tensors, mask), mask)
+            out = unmasked(call(*tensors, mask), mask)
             results.append((out, *torch.autograd.grad(out.square().sum(), everything, materialize_grads=True)))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
@@ -174,12 +186,12 @@ def with_dropout():
 @each_kind
 def test_with_dropout_the_mean_over_draws_is_the_output_without(row, with_dropout):
     q, k, v = (x[:1] for x in inputs())
-    one = (q, k, v + 2)
-    many = [x.expand(1000, -1, -1, -1) for x in one]
+    example = (q, k, v + 2)
+    many = [x.expand(1000, -1, -1, -1) for x in example]
     with torch.no_grad():
         out = with_dropout(row, 0.3).train()(*many)
         assert not torch.equal(out[:1], out[1:2])
-        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*one), rtol=0, atol=0.3)
+        torch.testing.assert_close(out.mean(0, keepdim=True), row.build()(*example), rtol=0, atol=0.3)
 
 
 @each_kind

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import FIRST, draw, each_form, form, kept, noise
+from cases import FIRST, draw, each_form, form, noise, unmasked
 from rows import MAX_LEN, ROWS
 
 from greenformers.attention import Shape, build
@@ -110,7 +110,7 @@ def test_bigbird_counts_the_batch_where_it_is_told_to():
     assert not torch.allclose(whole(q, k, v, MASK)[0, :, 4:], own(q, k, v, MASK)[0, :, 4:])
     traced = {"backend": "eager", "fullgraph": True}
     compiled = torch.compile(whole, **traced)(q, k, v, MASK)
-    torch.testing.assert_close(kept(compiled, MASK), kept(whole(q, k, v, MASK), MASK))
+    torch.testing.assert_close(unmasked(compiled, MASK), unmasked(whole(q, k, v, MASK), MASK))
     torch.testing.assert_close(torch.compile(own, **traced)(q, k, v), own(q, k, v))
     with pytest.raises(Exception, match="padding must be 'batch' where bigbird is traced with a mask, got 'own'"):
         torch.compile(own, **traced)(q, k, v, MASK)

@@ -86,9 +86,9 @@ def test_each_visible_pair_is_met_once(name, causal, data):
     for parameter in module.parameters():
         parameter.requires_grad_(False).zero_()
     with tiles(run.rows, run.size):
-        found = met(module, run.queries, run.keys)
+        weights = met(module, run.queries, run.keys)
     expected = met_if(seen(module, run.queries, run.keys))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weights, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_window_of_a_cascade_does_not_end_with_the_usual_length():

@@ -28,19 +28,19 @@ def errors(draws, q, k, **options):
     """phi(q) phi(k) / exp(q k / sqrt(D)) - 1 for every draw of rows and every pair."""
     module = build("performer", SHAPE, redraw=1, **options)
     exact = torch.exp((q * k).sum(1) / math.sqrt(DIM))
-    found = []
+    samples = []
     for _ in range(draws):
         module.update_()
-        found.append((features(module, q) * features(module, k)).sum(1) / exact - 1)
-    return torch.stack(found)
+        samples.append((features(module, q) * features(module, k)).sum(1) / exact - 1)
+    return torch.stack(samples)
 
 
 @pytest.mark.parametrize("kernel", ["softmax", "hyperbolic"])
 @pytest.mark.parametrize("orthogonal", [False, True])
 def test_the_estimate_has_no_bias(kernel, orthogonal):
-    found = errors(200, *pairs(), kernel=kernel, orthogonal=orthogonal, features=64)
-    assert (found.mean(0).abs() < 4 * found.std(0) / math.sqrt(len(found))).all()
-    assert (found.std(0) < 0.5).all()
+    error = errors(200, *pairs(), kernel=kernel, orthogonal=orthogonal, features=64)
+    assert (error.mean(0).abs() < 4 * error.std(0) / math.sqrt(len(error))).all()
+    assert (error.std(0) < 0.5).all()
 
 
 @pytest.mark.parametrize("orthogonal", [False, True])
@@ -53,18 +53,18 @@ def test_the_error_falls_with_the_root_of_the_features(orthogonal):
 
 
 def test_orthogonal_rows_beat_independent_ones():
-    one, other = (errors(1500, *pairs(), features=DIM, orthogonal=each).var(0) for each in (True, False))
-    assert one.mean() < 0.95 * other.mean()
+    orthogonal, independent = (errors(1500, *pairs(), features=DIM, orthogonal=each).var(0) for each in (True, False))
+    assert orthogonal.mean() < 0.95 * independent.mean()
 
 
 def test_rows_and_their_negatives_beat_as_many_rows_as_the_lemma_says():
     """Lemma 2, for as many features: the variance is 1 - exp(-|x + y|^2) of the other's."""
     q, k = pairs(0.5)
-    one, other = (
+    hyperbolic, softmax = (
         errors(1500, q, k, features=16, orthogonal=False, kernel=kernel).var(0) for kernel in ("hyperbolic", "softmax")
     )
     expected = 1 - torch.exp(-((q + k) / DIM**0.25).square().sum(1))
-    torch.testing.assert_close(one / other, expected, rtol=0.3, atol=0)
+    torch.testing.assert_close(hyperbolic / softmax, expected, rtol=0.3, atol=0)
 
 
 def test_tends_to_full_attention():

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import draw, holes, kept
+from cases import draw, holes, unmasked
 from torch import nn
 
 from greenformers.attention import Shape, _hashed, build
@@ -36,7 +36,7 @@ def test_in_one_chunk_it_is_softmax_over_the_others(masked, scale, n_buckets):
         scores = scores.masked_fill(~mask[:, None, None], -torch.inf)
     module = make(n_buckets=n_buckets, chunk=11, scale=scale, across_buckets=n_buckets > 1)
     out = module.double()(q, k, v, mask)
-    torch.testing.assert_close(kept(out, mask), kept(scores.softmax(-1) @ v, mask), **EXACT)
+    torch.testing.assert_close(unmasked(out, mask), unmasked(scores.softmax(-1) @ v, mask), **EXACT)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -44,7 +44,7 @@ def test_in_one_chunk_it_is_softmax_over_the_others(masked, scale, n_buckets):
 def test_weights_sum_to_one(masked, rounds):
     q, k, v = draw(37, 37)
     mask = holes(37) if masked else None
-    out = kept(make(rounds=rounds).double()(q, k, torch.ones_like(v), mask), mask)
+    out = unmasked(make(rounds=rounds).double()(q, k, torch.ones_like(v), mask), mask)
     torch.testing.assert_close(out, torch.ones_like(out), **EXACT)
 
 
@@ -52,9 +52,9 @@ def test_weights_sum_to_one(masked, rounds):
 def test_rounds_that_are_alike_are_one(masked):
     tensors = draw(37, 37)
     mask = holes(37) if masked else None
-    one, many = make(rounds=1).double(), make(rounds=3).double()
-    many.rotations.copy_(one.rotations.expand(3, -1, -1, -1))
-    torch.testing.assert_close(many(*tensors, mask), one(*tensors, mask), **EXACT)
+    single_round, three_rounds = make(rounds=1).double(), make(rounds=3).double()
+    three_rounds.rotations.copy_(single_round.rotations.expand(3, -1, -1, -1))
+    torch.testing.assert_close(three_rounds(*tensors, mask), single_round(*tensors, mask), **EXACT)
 
 
 def test_more_rounds_see_more():
@@ -184,15 +184,15 @@ def test_a_causal_form_across_buckets_is_refused():
 
 def test_buckets_are_those_of_the_largest_projection():
     module, (q, _, _) = make(rounds=2, n_buckets=12).double(), draw(37, 37)
-    found = module.buckets(q)
-    assert found.shape == (2, 3, 2, 37)
-    assert found.dtype == torch.long
+    buckets = module.buckets(q)
+    assert buckets.shape == (2, 3, 2, 37)
+    assert buckets.dtype == torch.long
     for r in range(2):
         x = q @ module.rotations[r]
-        assert torch.equal(found[:, :, r], torch.cat([x, -x], -1).argmax(-1))
-    assert torch.equal(module.buckets(3 * q), found)
-    assert torch.equal(module.buckets(-q), (found + 6) % 12)
-    assert torch.equal(module.buckets(q, holes(37)) == 12, ~holes(37)[:, None, None].expand_as(found))
+        assert torch.equal(buckets[:, :, r], torch.cat([x, -x], -1).argmax(-1))
+    assert torch.equal(module.buckets(3 * q), buckets)
+    assert torch.equal(module.buckets(-q), (buckets + 6) % 12)
+    assert torch.equal(module.buckets(q, holes(37)) == 12, ~holes(37)[:, None, None].expand_as(buckets))
     assert not build("reformer", SHAPE, n_buckets=1).buckets(q).any()
 
 

@@ -197,9 +197,9 @@ def test_the_signature_is_the_slots(name):
     def parameters(mechanism):
         return list(inspect.signature(mechanism.forward).parameters.values())
 
-    wanted, got = parameters(Attention(Shape(2, 3, 5))), parameters(build(name, Shape(2, 3, 5)))
-    assert [str(parameter) for parameter in got[: len(wanted)]] == [str(parameter) for parameter in wanted]
-    assert all(extra.kind == extra.KEYWORD_ONLY and extra.default is not extra.empty for extra in got[len(wanted) :])
+    expected, got = parameters(Attention(Shape(2, 3, 5))), parameters(build(name, Shape(2, 3, 5)))
+    assert [str(parameter) for parameter in got[: len(expected)]] == [str(parameter) for parameter in expected]
+    assert all(extra.kind == extra.KEYWORD_ONLY and extra.default is not extra.empty for extra in got[len(expected) :])
 
 
 @each_mechanism

@@ -15,7 +15,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(_relative_tiles, "ON_CPU", _relative_tiles.Sizes(queries=4, keys=8, heads=2))
 
 
-def made(causal, heads=3, dim=5):
+def mechanism(causal, heads=3, dim=5):
     torch.manual_seed(0)
     module = build("transformer_xl", Shape(heads, dim, 67, causal=causal)).double()
     with torch.no_grad():
@@ -31,7 +31,7 @@ def made(causal, heads=3, dim=5):
     [(True, 13, 13), (True, 13, 29), (True, 4, 8), (True, 1, 5), (True, 29, 29), (False, 13, 13), (False, 29, 29)],
 )
 def test_many_tiles_are_the_formula(causal, queries, keys, masked):
-    module = made(causal)
+    module = mechanism(causal)
     q, k, v = (torch.randn(2, 3, n, 5, dtype=torch.float64, requires_grad=True) for n in (queries, keys, keys))
     mask = holes(keys) if masked else None
     out, expected = module(q, k, v, mask), _relative.reference(module, q, k, v, mask)
@@ -64,7 +64,7 @@ def test_no_tensor_holds_all_pairs():
             self.size = max([self.size, *sizes])
 
     N = 2048
-    module = made(True, heads=2, dim=8).float()
+    module = mechanism(True, heads=2, dim=8).float()
     inputs = [torch.randn(1, 2, N, 8, requires_grad=True) for _ in range(3)]
     with Largest() as seen:
         module(*inputs).sum().backward()
@@ -72,7 +72,7 @@ def test_no_tensor_holds_all_pairs():
 
 
 def test_distances_are_computed_once_and_again_after_a_step():
-    module = made(True)
+    module = mechanism(True)
     q, k, v = torch.randn(3, 1, 3, 40, 5, dtype=torch.float64)
     with torch.no_grad():
         first = module(q, k, v)
@@ -89,13 +89,13 @@ def test_distances_are_computed_once_and_again_after_a_step():
 
 def test_distances_are_kept_while_a_cache_grows(monkeypatch):
     module, x = build("transformer_xl", Shape(2, 4, 64, causal=True)).eval(), torch.randn(1, 2, 40, 4)
-    made = []
+    calls = []
     plain = type(module)._waves
-    monkeypatch.setattr(type(module), "_waves", lambda *given: made.append(given) or plain(*given))
+    monkeypatch.setattr(type(module), "_waves", lambda *given: calls.append(given) or plain(*given))
     with torch.no_grad():
         for n in range(30, 41):
-            one = module(x[:, :, n - 1 : n], x[:, :, :n], x[:, :, :n])
+            step = module(x[:, :, n - 1 : n], x[:, :, :n], x[:, :, :n])
             with torch.enable_grad():
                 whole = module(x[:, :, :n], x[:, :, :n], x[:, :, :n])
-            torch.testing.assert_close(one[:, :, 0], whole[:, :, -1].detach())
-    assert len([given for given in made if given[1] == 1]) == 1
+            torch.testing.assert_close(step[:, :, 0], whole[:, :, -1].detach())
+    assert len([given for given in calls if given[1] == 1]) == 1

@@ -23,7 +23,7 @@ each_pattern = pytest.mark.parametrize(
 )
 
 
-def made(name, options, length):
+def make(name, options, length):
     return build(name, Shape(3, 8, length), **options)
 
 
@@ -31,7 +31,7 @@ def made(name, options, length):
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_flops_on_the_meta_device_are_those_of_the_engine(name, options, training):
     def count(device):
-        module = made(name, options, 400).to(device)
+        module = make(name, options, 400).to(device)
         q, k, v = (torch.randn(2, 3, 400, 8, device=device, requires_grad=training) for _ in range(3))
 
         def call():

@@ -63,9 +63,9 @@ def test_each_draw_is_its_own(name, causal):
     first, second = module(*inputs), module(*inputs)
     assert not torch.equal(first, second)
     torch.manual_seed(3)
-    one = module(*inputs)
+    expected = module(*inputs)
     torch.manual_seed(3)
-    assert torch.equal(module(*inputs), one)
+    assert torch.equal(module(*inputs), expected)
 
 
 @each_pattern

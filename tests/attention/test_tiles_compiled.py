@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import holes, kept
+from cases import holes, unmasked
 
 from greenformers.attention import Shape, _by_distance, _halting, _relative_tiles, adaptive_span, build
 from greenformers.measure.memory import peak_memory
@@ -74,7 +74,7 @@ def test_outputs_and_gradients_are_those_of_the_tiles(name, causal, masked, comp
     leaves = [*(inputs := drawn()), *module.parameters()]
     results = []
     for call in (compiled(module), module):
-        out = kept(call(*inputs, mask), mask)
+        out = unmasked(call(*inputs, mask), mask)
         results.append((out, torch.autograd.grad(out.square().sum(), leaves)))
     torch.testing.assert_close(*results, rtol=1e-9, atol=1e-9)
 

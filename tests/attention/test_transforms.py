@@ -33,8 +33,8 @@ def three(given: list[Tensor] | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def gradients(value: Tensor, given: list[Tensor], **options: bool) -> list[Tensor]:
     """Zeros where nothing of the value is of an input."""
-    found = torch.autograd.grad(value, given, allow_unused=True, **options)
-    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(given, found, strict=True)]
+    grads = torch.autograd.grad(value, given, allow_unused=True, **options)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(given, grads, strict=True)]
 
 
 def second(
@@ -57,9 +57,9 @@ def test_second_derivatives(row: Row, causal: bool, loss: str) -> None:
             with pytest.raises(RuntimeError, match="attention in tiles has no second derivative: create_graph must be"):
                 second(mechanism, row, LOSSES[loss], mask)
             return
-        found = second(mechanism, row, LOSSES[loss], mask)
+        derivatives = second(mechanism, row, LOSSES[loss], mask)
     expected = second(lambda *given: row.reference(mechanism, *given), row, LOSSES[loss], mask)
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(derivatives, expected, atol=1e-9, rtol=1e-9)
 
 
 @each_kind_form

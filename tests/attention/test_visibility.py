@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import BATCH, draw, each_form, each_kind_form, each_row, filled, holes, huge, kept, noise
+from cases import BATCH, draw, each_form, each_kind_form, each_row, filled, holes, huge, noise, unmasked
 from rows import ROWS
 
 causal_row = pytest.mark.parametrize("row", [row for row in ROWS if row.causal], ids=str)
@@ -42,13 +42,13 @@ def test_the_future_never_changes_an_output(row, masked, fill):
         later_q, later = (later_than(at, length, past) for length, past in ((queries, 0), (keys, past)))
         out = module(q, k, v, given)
         changed = module(filled(q, later_q, fill), filled(k, later, fill), filled(v, later, fill), given)
-        for i, one, other in zip(at, out.split(BATCH), changed.split(BATCH), strict=True):
-            assert torch.equal(other[:, :, : i + 1], one[:, :, : i + 1]), (queries, keys, i)
+        for i, before, after in zip(at, out.split(BATCH), changed.split(BATCH), strict=True):
+            assert torch.equal(after[:, :, : i + 1], before[:, :, : i + 1]), (queries, keys, i)
             # Without queries, or with those that are the keys, nothing changes where all later keys are padding.
             asks = "q" in module.projections and not module.shares_qk
             reads = asks or key_mask is None or key_mask[:, past + i + 1 :].any()
             if i + 1 < queries and reads:
-                assert not torch.equal(other[:, :, i + 1 :], one[:, :, i + 1 :])
+                assert not torch.equal(after[:, :, i + 1 :], before[:, :, i + 1 :])
 
 
 @causal_row
@@ -106,7 +106,7 @@ def padding_changes_nothing(row, causal, fill, query_mask, given):
     others = [filled(x, ~mask, fill) for x, mask in zip(inputs, masks, strict=True)]
 
     def outputs_and_gradients(tensors):
-        out = kept(module(*tensors, key_mask, **given), query_mask)
+        out = unmasked(module(*tensors, key_mask, **given), query_mask)
         return out, torch.autograd.grad(out.square().sum(), [*tensors, *module.parameters()], materialize_grads=True)
 
     (out, grads), (out_of_others, grads_of_others) = map(outputs_and_gradients, (inputs, others))
@@ -126,10 +126,12 @@ def test_neighbours_in_the_batch_do_not_matter(row, causal, masked):
     mask = holes(11, batch=3) if masked else None
     together = module(q, k, v, mask)
     for b in range(3):
-        one = slice(b, b + 1)
-        one_mask = None if mask is None else mask[one]
-        alone = module(q[one], k[one], v[one], one_mask)
-        torch.testing.assert_close(kept(together[one], one_mask), kept(alone, one_mask), rtol=1e-12, atol=1e-12)
+        example = slice(b, b + 1)
+        example_mask = None if mask is None else mask[example]
+        alone = module(q[example], k[example], v[example], example_mask)
+        torch.testing.assert_close(
+            unmasked(together[example], example_mask), unmasked(alone, example_mask), rtol=1e-12, atol=1e-12
+        )
 
 
 @each_form

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import draw, each_form, holes, kept
+from cases import draw, each_form, holes, unmasked
 from rows import ROWS
 
 NONE = {str(row) for row in ROWS if row.options.get("projection") in ("max", "convolution")}
@@ -24,7 +24,9 @@ def test_the_formula_is_weights_by_values(row, causal, masked):
     assert weights.shape == (*q.shape[:3], 11)
     assert module.training  # as it was
     expected = row.reference(module.eval(), q, k, v, key_mask)
-    torch.testing.assert_close(*(kept(x, key_mask) for x in (weights @ v + added, expected)), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        *(unmasked(x, key_mask) for x in (weights @ v + added, expected)), rtol=1e-10, atol=1e-12
+    )
     if causal:
         assert not weights.triu(1).any()
     if masked:

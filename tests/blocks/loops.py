@@ -48,7 +48,9 @@ def holes(length, batch=3):
 def rows_of(x, mask=None):
     """The rows of each example, None at masked positions."""
     keep = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    return [[row if kept else None for row, kept in zip(*pair, strict=True)] for pair in zip(x, keep, strict=True)]
+    return [
+        [row if present else None for row, present in zip(*pair, strict=True)] for pair in zip(x, keep, strict=True)
+    ]
 
 
 def each(function, *sequences):

@@ -79,11 +79,11 @@ def walk(start, step, k, counts):
 def edges_of(i, n, k, clip, causal):
     """(node, label) of what token i sees."""
     counts, label = levels_of(n), lambda level: (2 * k + 1) * min(level, clip)
-    found = [((0, i), 0)]
-    found += [(node, label(level) + 2 * place + 1) for node, level, place in walk(i - 1, -1, k, counts)]
+    edges = [((0, i), 0)]
+    edges += [(node, label(level) + 2 * place + 1) for node, level, place in walk(i - 1, -1, k, counts)]
     if not causal:
-        found += [(node, label(level) + 2 * place + 2) for node, level, place in walk(i + 1, 1, k, counts)]
-    return found
+        edges += [(node, label(level) + 2 * place + 2) for node, level, place in walk(i + 1, 1, k, counts)]
+    return edges
 
 
 def naive(layer, x, mask=None, memory=None):
@@ -91,10 +91,10 @@ def naive(layer, x, mask=None, memory=None):
     n, heads, k = len(x), layer.size.heads, layer.places
     mask = torch.ones(n, dtype=torch.bool) if mask is None else mask
     nodes = [(level, j) for level, count in enumerate(levels_of(n)) for j in range(count)]
-    kept = [[i for i in sorted(covered(node, n)) if mask[i]] for node in nodes]
+    tokens = [[i for i in sorted(covered(node, n)) if mask[i]] for node in nodes]
     if memory is None:
         zero = torch.zeros_like(x[0])
-        memory = [torch.stack([x[i] for i in some]).mean(0) if some else zero for some in kept[n:]]
+        memory = [torch.stack([x[i] for i in some]).mean(0) if some else zero for some in tokens[n:]]
     H = torch.stack([*x, *memory])
     q, key, v = (project(H).view(len(H), heads, -1) for project in (layer.q, layer.k, layer.v))
     rows = []
@@ -104,7 +104,7 @@ def naive(layer, x, mask=None, memory=None):
         else:
             edges = edges_of(j, n, k, layer.clip, layer.size.causal)
         seen = [(nodes.index(node), label) for node, label in edges]
-        seen = [(column, label) for column, label in seen if kept[column]]
+        seen = [(column, label) for column, label in seen if tokens[column]]
         if not seen:
             rows.append(torch.zeros_like(x[0]))
             continue
@@ -119,14 +119,14 @@ def naive(layer, x, mask=None, memory=None):
 
 def naive_run(stack, x, mask=None):
     """Of each sequence by itself, moved so that the first kept token comes first."""
-    found = []
+    results = []
     for b in range(len(x)):
         first, memory = 0 if mask is None else int(mask[b].int().argmax()), None
-        one, own_mask = x[b].roll(-first, 0), None if mask is None else mask[b].roll(-first)
+        sequence, own_mask = x[b].roll(-first, 0), None if mask is None else mask[b].roll(-first)
         for layer in stack:
-            one, memory = naive(layer, one, own_mask, memory)
-        found.append((one.roll(first, 0), memory))
-    return tuple(map(torch.stack, zip(*found, strict=True)))
+            sequence, memory = naive(layer, sequence, own_mask, memory)
+        results.append((sequence.roll(first, 0), memory))
+    return tuple(map(torch.stack, zip(*results, strict=True)))
 
 
 def visible(mask, n):
@@ -154,16 +154,16 @@ def test_it_is_the_definition(n, k, tile, masked, causal, monkeypatch):
     keep = torch.ones(batch, n, dtype=torch.bool) if mask is None else mask
     keep = torch.cat([keep, visible(keep, n)], 1)[..., None]
     weight = draw(2 * len(x[0]) + 8, batch, seed=1)
-    found = []
+    results = []
     for call in (run, naive_run):
         given = x.clone().requires_grad_()
         out = torch.cat(call(stack, given, mask), 1)
         out = torch.where(keep, out, 0.0)
         names, parameters = zip(*stack.named_parameters(), strict=True)
         grads = torch.autograd.grad((out * weight[:, : out.shape[1]]).sum(), (given, *parameters))
-        found.append({"out": out, "x": grads[0]} | dict(zip(names, grads[1:], strict=True)))
-    for name, expected in found[1].items():
-        torch.testing.assert_close(found[0][name], expected, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+        results.append({"out": out, "x": grads[0]} | dict(zip(names, grads[1:], strict=True)))
+    for name, expected in results[1].items():
+        torch.testing.assert_close(results[0][name], expected, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def seen_of(n, k, causal, clip=99):

@@ -157,8 +157,8 @@ def test_flops_are_two_a_weight_and_position():
 
 def test_growth_is_that_of_attention_alone():
     block = make("evolved").float()
-    one, two, three = (flops(lambda n=n: block(torch.randn(2, n, 12))) for n in (64, 128, 192))
-    assert (three - two) - (two - one) == 2 * (4 * 12 * 64**2 * 2)
+    first, second, third = (flops(lambda n=n: block(torch.randn(2, n, 12))) for n in (64, 128, 192))
+    assert (third - second) - (second - first) == 2 * (4 * 12 * 64**2 * 2)
 
 
 def test_the_network_may_choose_the_activation():

@@ -140,8 +140,8 @@ def test_flops_are_those_of_the_paper():
 
 def test_growth_is_that_of_attention_alone():
     block = make("lite").float()
-    one, two, three, four = (flops(lambda n=n: block(torch.randn(2, n, 12))) for n in (64, 128, 192, 256))
-    assert (three - two) - (two - one) == (four - three) - (three - two) == 2 * (2 * 12 * 64**2 * 2)
+    first, second, third, fourth = (flops(lambda n=n: block(torch.randn(2, n, 12))) for n in (64, 128, 192, 256))
+    assert (third - second) - (second - first) == (fourth - third) - (third - second) == 2 * (2 * 12 * 64**2 * 2)
 
 
 def test_low_rank():

@@ -65,15 +65,15 @@ def mab(module, X, Y, *, scale=None, residual="projected"):
     Q, K, V = linear(module.q, X), linear(module.k, Y), linear(module.v, Y)
     rows = []
     for i in range(len(X)):
-        found = []
+        outputs = []
         for head in range(heads):
             own = slice(head * width // heads, (head + 1) * width // heads)
             weights = [torch.exp(scale * Q[i, own] @ key[own]) for key in K]
             total = torch.zeros(width // heads, dtype=X.dtype)
             for weight, value in zip(weights, V, strict=True):
                 total = total + weight / sum(weights) * value[own]
-            found.append(total)
-        H = norm(module.attention_norm, (Q if residual == "projected" else X)[i] + torch.cat(found))
+            outputs.append(total)
+        H = norm(module.attention_norm, (Q if residual == "projected" else X)[i] + torch.cat(outputs))
         rFF = torch.clamp(module.output.weight @ H + module.output.bias, min=0)
         rows.append(norm(module.feed_forward_norm, H + rFF))
     return torch.stack(rows) if rows else X
@@ -85,7 +85,7 @@ def oracle(module, x):
     return mab(module.mab, module.S, torch.clamp(linear(module.up, x), min=0))
 
 
-def kept(name, out, mask):
+def unmasked(name, out, mask):
     """Of ISAB the positions that are kept; of PMA all seeds' outputs."""
     return out if mask is None or name == "pma" else out[mask]
 
@@ -98,15 +98,15 @@ def test_outputs_and_gradients_are_those_of_the_formula(name, masked, ranks):
     module, x, mask = make(name, size), draw().requires_grad_(), masks() if masked else None
     out, memory = module(x, mask)
     assert memory is None
-    rows = [oracle(module, one if mask is None else one[mask[b]]) for b, one in enumerate(x)]
+    rows = [oracle(module, example if mask is None else example[mask[b]]) for b, example in enumerate(x)]
     expected = torch.cat(rows) if name == "isab" and masked else torch.stack(rows)
-    out = kept(name, out, mask)
+    out = unmasked(name, out, mask)
     torch.testing.assert_close(out, expected, **EXACT)
     weights = torch.randn_like(out)
-    wanted = [x, *module.parameters()]
-    actual = torch.autograd.grad((out * weights).sum(), wanted)
-    for one, other in zip(actual, torch.autograd.grad((expected * weights).sum(), wanted), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    leaves = [x, *module.parameters()]
+    actual = torch.autograd.grad((out * weights).sum(), leaves)
+    for grad, expected_grad in zip(actual, torch.autograd.grad((expected * weights).sum(), leaves), strict=True):
+        torch.testing.assert_close(grad, expected_grad, **EXACT)
 
 
 @blocks
@@ -119,7 +119,7 @@ def test_the_order_of_positions(name, masked):
     if name == "isab":
         assert not torch.allclose(other, out)
         out = out[:, order]
-    torch.testing.assert_close(kept(name, other, moved), kept(name, out, moved), **EXACT)
+    torch.testing.assert_close(unmasked(name, other, moved), unmasked(name, out, moved), **EXACT)
 
 
 @blocks
@@ -129,7 +129,7 @@ def test_contents_of_padding_change_nothing(name, content):
     filled = x.masked_fill(~mask[..., None], content).requires_grad_()
     out = module(filled, mask)[0]
     assert out.isfinite().all()
-    assert torch.equal(kept(name, out, mask), kept(name, module(x, mask)[0], mask))
+    assert torch.equal(unmasked(name, out, mask), unmasked(name, module(x, mask)[0], mask))
     out.sum().backward()
     assert filled.grad.isfinite().all()
     assert not filled.grad[~mask].any()
@@ -141,7 +141,7 @@ def test_more_padding_changes_nothing(name):
     out = module(F.pad(x, (0, 0, 13, 17), value=3.0), F.pad(mask, (13, 17)))[0]
     if name == "isab":
         out = out[:, 13 : 13 + N]
-    torch.testing.assert_close(kept(name, out, mask), kept(name, module(x, mask)[0], mask), **EXACT)
+    torch.testing.assert_close(unmasked(name, out, mask), unmasked(name, module(x, mask)[0], mask), **EXACT)
 
 
 @blocks
@@ -249,7 +249,7 @@ def test_other_types_are_near(name, dtype):
     exact = module(x, mask)[0]
     out = module.to(dtype)(x.to(dtype), mask)[0]
     assert out.dtype == dtype
-    far = kept(name, out.double() - exact, mask).abs().max()
+    far = unmasked(name, out.double() - exact, mask).abs().max()
     assert far < (0.2 if dtype == torch.bfloat16 else 1e-5)
 
 
@@ -262,8 +262,8 @@ def test_shapes_in_signatures(name):
 @blocks
 def test_growth_is_linear(name):
     module = build(name, SIZE)
-    one, two, three = (flops(lambda n=n: module(torch.randn(2, n, 15))) for n in (64, 128, 192))
-    assert three - two == two - one > 0
+    first, second, third = (flops(lambda n=n: module(torch.randn(2, n, 15))) for n in (64, 128, 192))
+    assert third - second == second - first > 0
 
 
 @blocks

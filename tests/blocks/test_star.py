@@ -61,14 +61,14 @@ def norm(layer, row):
 def multi_att(projections, query, context):
     width = WIDTH // HEADS
     q = projections.q.weight @ query + projections.q.bias
-    found = []
+    outputs = []
     for head in range(HEADS):
         own = slice(head * width, (head + 1) * width)
         keys = [(projections.k.weight @ c + projections.k.bias)[own] for c in context]
         values = [(projections.v.weight @ c + projections.v.bias)[own] for c in context]
         weights = [torch.exp(q[own] @ key / width**0.5) for key in keys]
-        found.append(sum(weight / sum(weights) * value for weight, value in zip(weights, values, strict=True)))
-    return projections.output.weight @ torch.cat(found) + projections.output.bias
+        outputs.append(sum(weight / sum(weights) * value for weight, value in zip(weights, values, strict=True)))
+    return projections.output.weight @ torch.cat(outputs) + projections.output.bias
 
 
 def algorithm_1(layers, rows):
@@ -86,7 +86,7 @@ def algorithm_1(layers, rows):
     return torch.stack([s, *h])
 
 
-def kept(out, mask):
+def unmasked(out, mask):
     return out if mask is None else out[F.pad(mask, (1, 0), value=True)]
 
 
@@ -95,21 +95,21 @@ def kept(out, mask):
 @pytest.mark.parametrize("steps", [1, 3])
 def test_outputs_and_gradients_are_those_of_the_algorithm(steps, masked, ranks):
     layers, x, mask = make(steps, ranks=ranks), draw().requires_grad_(), masks() if masked else None
-    out = kept(run(layers, x, mask), mask)
-    rows = [algorithm_1(layers, one if mask is None else one[mask[b]]) for b, one in enumerate(x)]
+    out = unmasked(run(layers, x, mask), mask)
+    rows = [algorithm_1(layers, example if mask is None else example[mask[b]]) for b, example in enumerate(x)]
     expected = torch.cat(rows) if masked else torch.stack(rows)
     torch.testing.assert_close(out, expected, **EXACT)
     weights = torch.randn_like(out)
-    wanted = [x, *layers.parameters()]
-    actual = torch.autograd.grad((out * weights).sum(), wanted)
-    for one, other in zip(actual, torch.autograd.grad((expected * weights).sum(), wanted), strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+    leaves = [x, *layers.parameters()]
+    actual = torch.autograd.grad((out * weights).sum(), leaves)
+    for grad, expected_grad in zip(actual, torch.autograd.grad((expected * weights).sum(), leaves), strict=True):
+        torch.testing.assert_close(grad, expected_grad, **EXACT)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
 def test_short_rings(length):
     layers, x = make(2), draw(length)
-    torch.testing.assert_close(run(layers, x), torch.stack([algorithm_1(layers, one) for one in x]), **EXACT)
+    torch.testing.assert_close(run(layers, x), torch.stack([algorithm_1(layers, sequence) for sequence in x]), **EXACT)
 
 
 def test_embeddings_are_handed_on_as_they_are():
@@ -142,7 +142,7 @@ def test_rotated_sequences_have_rotated_outputs(shift, masked):
     turned = None if mask is None else mask.roll(shift, 1)
     other = run(layers, x.roll(shift, 1), turned)
     expected = torch.cat([out[:, :1], out[:, 1:].roll(shift, 1)], 1)
-    torch.testing.assert_close(kept(other, turned), kept(expected, turned), **EXACT)
+    torch.testing.assert_close(unmasked(other, turned), unmasked(expected, turned), **EXACT)
 
 
 def test_order_matters():
@@ -157,7 +157,7 @@ def test_contents_of_padding_change_nothing(content):
     filled = x.masked_fill(~mask[..., None], content).requires_grad_()
     out = run(layers, filled, mask)
     assert out.isfinite().all()
-    assert torch.equal(kept(out, mask), kept(run(layers, x, mask), mask))
+    assert torch.equal(unmasked(out, mask), unmasked(run(layers, x, mask), mask))
     out.sum().backward()
     assert filled.grad.isfinite().all()
     assert not filled.grad[~mask].any()
@@ -180,7 +180,7 @@ def test_more_padding_changes_nothing(front, back, masked):
     layers, x, mask = make(3), draw(), masks() if masked else torch.ones(B, N, dtype=torch.bool)
     longer = F.pad(mask, (front, back))
     out = run(layers, F.pad(x, (0, 0, front, back), value=3.0), longer)
-    torch.testing.assert_close(kept(out, longer), kept(run(layers, x, mask if masked else None), mask), **EXACT)
+    torch.testing.assert_close(unmasked(out, longer), unmasked(run(layers, x, mask if masked else None), mask), **EXACT)
 
 
 def test_nothing_kept():
@@ -248,7 +248,7 @@ def test_other_types_are_near(dtype):
     exact = run(layers, x, mask)
     out = run(layers.to(dtype), x.to(dtype), mask)
     assert out.dtype == dtype
-    assert kept(out.double() - exact, mask).abs().max() < (0.2 if dtype == torch.bfloat16 else 1e-5)
+    assert unmasked(out.double() - exact, mask).abs().max() < (0.2 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_the_mean_of_many_is_exact_in_half_precision():
@@ -275,8 +275,8 @@ def test_growth_is_linear():
         x, memory = torch.randn(2, length, WIDTH), torch.randn(2, 1 + length, WIDTH)
         return flops(lambda: layer(x, torch.ones(2, length, dtype=torch.bool), memory))
 
-    one, two, three = map(work, (64, 128, 192))
-    assert three - two == two - one > 0
+    first, second, third = map(work, (64, 128, 192))
+    assert third - second == second - first > 0
 
 
 def test_no_causal_form():

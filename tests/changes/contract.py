@@ -22,7 +22,7 @@ BY_NAME = {row.name: row for row in ROWS}
 LARGER = {"bert": {"num_hidden_layers": 4, "num_attention_heads": 8}, "gpt2": {"n_layer": 4, "n_head": 8}}
 
 
-def made(name: str, changes: Sequence[Change]) -> PreTrainedModel:
+def changed_model(name: str, changes: Sequence[Change]) -> PreTrainedModel:
     model = network(name, **LARGER.get(name, {}))
     apply(model, changes, name)
     return model

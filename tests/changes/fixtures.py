@@ -53,17 +53,17 @@ def operators_once() -> Iterator[None]:
         warnings.simplefilter("ignore")
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    plain, known = ONNXRegistry.from_torchlib, {}
+    plain, registries = ONNXRegistry.from_torchlib, {}
 
-    def kept(**version: int) -> Any:
+    def cached_registry(**version: int) -> Any:
         key = tuple(version.items())
-        if key not in known:
-            known[key] = plain(**version)
-        made = copy.copy(known[key])
+        if key not in registries:
+            registries[key] = plain(**version)
+        registry = copy.copy(registries[key])
         # What a file adds is for this one alone.
-        made.functions = {name: [*translations] for name, translations in made.functions.items()}
-        return made
+        registry.functions = {name: [*translations] for name, translations in registry.functions.items()}
+        return registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(kept))
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cached_registry))
         yield

@@ -32,14 +32,14 @@ def read_again(
         models: The models.
         python: Whether a Python of its own reads them, from the first import on, or a fork of one that has imported.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for what, name, model in models:
-        folder, batch = root / what, inputs(name)
+    cases: dict[str, dict[str, Any]] = {}
+    for label, name, model in models:
+        folder, batch = root / label, inputs(name)
         model.save_pretrained(folder)
         expected = {f"out.{place}": part.contiguous().clone() for place, part in enumerate(outputs(model, batch))}
         save_file(expected | {f"in.{key}": value for key, value in batch.items()}, folder / "expected.safetensors")
         (folder / "auto.txt").write_text(ZOO[name][1])
-        found[what] = {"folder": folder, "model": model}
+        cases[label] = {"folder": folder, "model": model}
     if python:
         shown = subprocess.run([sys.executable, str(FRESH), str(root)], capture_output=True, text=True, timeout=280)
         assert shown.returncode == 0, shown.stderr
@@ -48,4 +48,4 @@ def read_again(
         said = printed(FRESH.read_text(), root)
     assert "newly initialized" not in said
     after = json.loads(said.splitlines()[-1])
-    return {what: each | {"after": after[what]} for what, each in found.items()}
+    return {label: each | {"after": after[label]} for label, each in cases.items()}

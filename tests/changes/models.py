@@ -23,21 +23,21 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 @cache
 def words() -> str:
     """A tokenizer of the words, as text."""
-    made = Tokenizer(WordLevel(unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.train_from_iterator(sentences(200), WordLevelTrainer(special_tokens=SPECIAL, show_progress=False))
-    assert made.get_vocab_size() < 53
-    text: str = made.to_str()
+    backend = Tokenizer(WordLevel(unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.train_from_iterator(sentences(200), WordLevelTrainer(special_tokens=SPECIAL, show_progress=False))
+    assert backend.get_vocab_size() < 53
+    text: str = backend.to_str()
     return text
 
 
 def tokenizer(name: str) -> PreTrainedTokenizerFast:
-    made = Tokenizer.from_str(words())
+    backend = Tokenizer.from_str(words())
     if name == "gpt2":
-        return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="[SEP]", unk_token="[UNK]")
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="[SEP]", unk_token="[UNK]")
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
         mask_token="[MASK]",
     )  # fmt: skip
 

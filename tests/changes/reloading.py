@@ -36,15 +36,15 @@ def reloaded(folder: Path) -> dict[str, object]:
     expected = load_file(folder / "expected.safetensors")
     batch = {name.removeprefix("in."): value for name, value in expected.items() if name.startswith("in.")}
     with torch.no_grad():
-        found = [part for part in model(**batch).to_tuple() if isinstance(part, torch.Tensor)]
+        actual = [part for part in model(**batch).to_tuple() if isinstance(part, torch.Tensor)]
     outputs = [
         expected[name] for name in sorted(expected, key=lambda name: (len(name), name)) if name.startswith("out.")
     ]
     # Of tensors: Python's max leaves out a nan behind a number.
-    difference = torch.stack([(a - b).abs().max() for a, b in zip(found, outputs, strict=True)]).max().item()
+    difference = torch.stack([(a - b).abs().max() for a, b in zip(actual, outputs, strict=True)]).max().item()
     seen: dict[str, object] = {
         "difference": difference,
-        "outputs": len(found),
+        "outputs": len(actual),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "keys": {name: len(keys) for name, keys in info.items() if keys},
     }

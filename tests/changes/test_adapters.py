@@ -75,8 +75,10 @@ def test_the_formula_and_its_gradients() -> None:
         L, R = adapter.left.detach().clone().requires_grad_(), adapter.right.detach().clone().requires_grad_()
         y, expected = layer(x), F.linear(x, W, layer.bias) + x @ R.T @ L.T
         torch.testing.assert_close(y, expected)
-        found = torch.autograd.grad(y.square().sum(), [x, adapter.left, adapter.right])
-        torch.testing.assert_close(found, torch.autograd.grad(expected.square().sum(), [x, L, R]), rtol=1e-4, atol=1e-4)
+        slopes = torch.autograd.grad(y.square().sum(), [x, adapter.left, adapter.right])
+        torch.testing.assert_close(
+            slopes, torch.autograd.grad(expected.square().sum(), [x, L, R]), rtol=1e-4, atol=1e-4
+        )
     assert path in layers(model)
     assert not any("adapter" in name for name, _ in model.named_parameters())
     after = layer(x)

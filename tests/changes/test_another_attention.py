@@ -33,7 +33,7 @@ def logits(model: PreTrainedModel, given: dict[str, Tensor]) -> Tensor:
     return model(**given).logits
 
 
-def kept(model: PreTrainedModel, given: dict[str, Tensor]) -> Tensor:
+def unpadded(model: PreTrainedModel, given: dict[str, Tensor]) -> Tensor:
     return logits(model, given)[given["attention_mask"].bool()]
 
 
@@ -49,21 +49,21 @@ def test_full_attention_is_the_models_own(name: str) -> None:
     assert model.state_dict().keys() == original.state_dict().keys()
     assert difference(outputs(model, inputs(name))[:1], outputs(original, inputs(name))[:1]) < 1e-5
     for side in ("left", "right"):
-        torch.testing.assert_close(kept(model, batch(side)), kept(original, batch(side)), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(unpadded(model, batch(side)), unpadded(original, batch(side)), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("select", [None, "*", ["*.encoder_attn"], ["*encoder.layers*.self_attn"]])
 def test_full_attention_in_both_stacks_and_across(select: Any) -> None:
     model, original = network("bart"), network("bart")
-    made = swap_attention(model, "full", select=select)
+    mechanisms = swap_attention(model, "full", select=select)
     cross = "model.decoder.layers.0.encoder_attn"
     own = {"model.encoder.layers.0.self_attn", "model.decoder.layers.0.self_attn"}
     if select is None:
-        assert made.keys() == own
+        assert mechanisms.keys() == own
     if select == "*":
-        assert made.keys() == own | {cross}
-    assert all(made[path].shape["cross"] == (path == cross) for path in made)
-    assert all(made[path].shape["causal"] == ("decoder.layers.0.self" in path) for path in made)
+        assert mechanisms.keys() == own | {cross}
+    assert all(mechanisms[path].shape["cross"] == (path == cross) for path in mechanisms)
+    assert all(mechanisms[path].shape["causal"] == ("decoder.layers.0.self" in path) for path in mechanisms)
     given = inputs("bart", length=12) | {"attention_mask": batch("right")["attention_mask"]}
     torch.testing.assert_close(logits(model, given), logits(original, given), atol=1e-5, rtol=1e-5)
 
@@ -96,10 +96,10 @@ def test_padding_does_not_leak(name: str, attention: str, options: dict[str, Any
         given = batch(side)
         other = given | {"input_ids": torch.where(given["attention_mask"].bool(), given["input_ids"], 3)}
         assert not other["input_ids"].equal(given["input_ids"])
-        found = kept(model, given)
-        assert found.isfinite().all()
+        output = unpadded(model, given)
+        assert output.isfinite().all()
         # roberta counts positions by what is no padding token: none of these is.
-        assert found.equal(kept(model, other))
+        assert output.equal(unpadded(model, other))
 
 
 @pytest.mark.parametrize(
@@ -112,50 +112,50 @@ def test_padding_does_not_leak(name: str, attention: str, options: dict[str, Any
 def test_causal_ones_do_not_see_the_future(name: str, attention: str) -> None:
     model, given = swap(name, attention), inputs(name, length=12)["input_ids"]
     other = torch.cat([given[:, :7], 55 - given[:, 7:]], 1).clamp(max=52)
-    one, two = logits(model, {"input_ids": given}), logits(model, {"input_ids": other})
-    torch.testing.assert_close(one[:, :7], two[:, :7], atol=1e-5, rtol=1e-5)
-    assert (one[:, 7:] - two[:, 7:]).abs().max() > 1e-4
+    scores, other_scores = logits(model, {"input_ids": given}), logits(model, {"input_ids": other})
+    torch.testing.assert_close(scores[:, :7], other_scores[:, :7], atol=1e-5, rtol=1e-5)
+    assert (scores[:, 7:] - other_scores[:, 7:]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_layers_not_named_stay(name: str) -> None:
     model, original = network(name), network(name)
-    made = swap_attention(model, "sliding_window", layers=[1], options={"window": 1})
-    assert [path for path, _, _ in swapped(model)] == list(made)
-    assert len(made) == 1
-    assert any(part == "1" for part in next(iter(made)).split("."))
+    mechanisms = swap_attention(model, "sliding_window", layers=[1], options={"window": 1})
+    assert [path for path, _, _ in swapped(model)] == list(mechanisms)
+    assert len(mechanisms) == 1
+    assert any(part == "1" for part in next(iter(mechanisms)).split("."))
     for side in ("left", "right"):
         given = batch(side) | {"output_hidden_states": True}
         with torch.no_grad():
-            found, wanted = model(**given).hidden_states, original(**given).hidden_states
+            states, expected = model(**given).hidden_states, original(**given).hidden_states
         there = given["attention_mask"].bool()
-        torch.testing.assert_close(found[1][there], wanted[1][there], atol=1e-6, rtol=1e-5)
-        assert (found[2][there] - wanted[2][there]).abs().max() > 1e-4
+        torch.testing.assert_close(states[1][there], expected[1][there], atol=1e-6, rtol=1e-5)
+        assert (states[2][there] - expected[2][there]).abs().max() > 1e-4
 
 
 def test_an_option_and_a_window_as_wide_as_the_input() -> None:
     wide = swap("bert", "sliding_window", options={"window": 30})
-    torch.testing.assert_close(kept(wide, batch()), kept(network("bert"), batch()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(unpadded(wide, batch()), unpadded(network("bert"), batch()), atol=1e-5, rtol=1e-5)
 
 
 def test_what_is_swapped_can_be_swapped_again() -> None:
     model = swap("bert", "linformer", options={"k": 4, "sharing": "layerwise"})
     assert any("mechanism" in name for name in model.state_dict())
     swap_attention(model, "full")
-    torch.testing.assert_close(kept(model, batch()), kept(network("bert"), batch()), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(unpadded(model, batch()), unpadded(network("bert"), batch()), atol=1e-5, rtol=1e-5)
     assert model.state_dict().keys() == network("bert").state_dict().keys()
 
 
 def test_parameters_that_layers_share_are_one() -> None:
     model = swap("bert", "linformer", options={"k": 4, "sharing": "layerwise"})
-    one, two = (mechanism for _, _, mechanism in swapped(model))
-    assert one.E is two.E
+    first, second = (mechanism for _, _, mechanism in swapped(model))
+    assert first.E is second.E
     assert [place.causal for place in places(model)] == [False, False]
 
 
 def own(kind: str, **options: Any) -> PreTrainedModel:
-    found = getattr(transformers, kind)
-    return found(found.config_class(**options)).eval()
+    model_class = getattr(transformers, kind)
+    return model_class(model_class.config_class(**options)).eval()
 
 
 LLAMA = ENCODER | {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -276,10 +276,10 @@ def test_a_state_in_place_of_the_keys(name: str) -> None:
     mask = {"attention_mask": torch.ones_like(ids)}
     sizes = []
     for count in (3, 20):
-        found = model.generate(ids, **mask, **WRITES | {"min_new_tokens": count, "max_new_tokens": count},
+        generation = model.generate(ids, **mask, **WRITES | {"min_new_tokens": count, "max_new_tokens": count},
                                return_dict_in_generate=True)  # fmt: skip
-        layers = found.past_key_values.layers
-        assert found.past_key_values.get_seq_length() == 7 + count - 1
+        layers = generation.past_key_values.layers
+        assert generation.past_key_values.get_seq_length() == 7 + count - 1
         sizes.append([part.shape for layer in layers for part in layer.state])
     assert sizes[0] == sizes[1]
     assert len(layers) == 2
@@ -303,8 +303,10 @@ def test_a_left_padded_batch_writes_what_single_rows_write(name: str, attention:
 
 def test_some_layers_keep_a_state_and_others_keys() -> None:
     model, ids = swap("gpt2", "linear_transformer", layers=[1]), inputs("gpt2")["input_ids"]
-    found = [model.generate(ids, attention_mask=torch.ones_like(ids), **WRITES, use_cache=use) for use in (True, False)]
-    assert found[0].equal(found[1])
+    written = [
+        model.generate(ids, attention_mask=torch.ones_like(ids), **WRITES, use_cache=use) for use in (True, False)
+    ]
+    assert written[0].equal(written[1])
 
 
 def test_a_table_whose_positions_begin_behind_an_offset() -> None:
@@ -313,12 +315,12 @@ def test_a_table_whose_positions_begin_behind_an_offset() -> None:
     original = copy.deepcopy(model)
     assert reach(model) == 40
     extend(model, 90)
-    longer, rows = (one.model.decoder.embed_positions.weight for one in (model, original))
+    longer, rows = (opt.model.decoder.embed_positions.weight for opt in (model, original))
     assert longer.equal(rows[[0, 1, *(2 + p % 40 for p in range(90))]])
     assert logits(model, inputs("gpt2")).equal(logits(original, inputs("gpt2")))
     assert logits(model, inputs("gpt2", length=90)).isfinite().all()
     swap_attention(model, "full")
-    torch.testing.assert_close(kept(model, batch("left")), kept(original, batch("left")), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(unpadded(model, batch("left")), unpadded(original, batch("left")), atol=1e-5, rtol=1e-5)
 
 
 def test_what_our_own_models_share_stays_shared() -> None:
@@ -329,7 +331,7 @@ def test_what_our_own_models_share_stays_shared() -> None:
     model = GreenformerForMaskedLM(config)
     before = model.all_tied_weights_keys.keys()
     shared = [part._tied_weights_keys for part in model.modules() if getattr(part, "_tied_weights_keys", None)]
-    assert any(".mechanism." in name for known in shared for name in known)
+    assert any(".mechanism." in name for keys in shared for name in keys)
     greenformers.compress(model, 0.5)
     assert model.all_tied_weights_keys.keys() == before
     after = [part._tied_weights_keys for part in model.modules() if getattr(part, "_tied_weights_keys", None)]

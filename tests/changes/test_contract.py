@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from changes.rows import ROWS, Row
-from contract import BY_NAME, applies, apply, check_inverse, check_same, check_shown, made, snapshot
+from contract import BY_NAME, applies, apply, changed_model, check_inverse, check_same, check_shown, snapshot
 from forked import printed
 from fresh import chosen, read_again
 from models import sentences, tokenizer
@@ -45,7 +45,7 @@ def reloaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for case in chosen(request, "test_alone"):
             row, name = case["row"], case["name"]
             if applies(row, name):
-                yield f"{row.name}-{name}", name, made(name, [row.change])
+                yield f"{row.name}-{name}", name, changed_model(name, [row.change])
 
     return read_again(tmp_path_factory.mktemp("changed"), models())
 
@@ -87,7 +87,7 @@ def test_alone(reloaded: dict[str, dict[str, Any]], row: Row, name: str) -> None
     ],
 )
 def test_copies_types_and_state_dicts(row: Row, name: str) -> None:
-    model, batch = made(name, [row.change]), inputs(name)
+    model, batch = changed_model(name, [row.change]), inputs(name)
     expected = outputs(model, batch)
     copied = copy.deepcopy(model)
     assert structure(copied).as_dict() == structure(model).as_dict()

@@ -230,8 +230,8 @@ def test_never_and_always(kind: str) -> None:
             handle.remove()
         assert ran == [0]
     with torch.no_grad():
-        one, all_ = flops(lambda: model(**batch)), flops(lambda: whole(**batch))
-    assert one < all_ / (LAYERS - 1)
+        cost, full_cost = flops(lambda: model(**batch)), flops(lambda: whole(**batch))
+    assert cost < full_cost / (LAYERS - 1)
 
 
 @pytest.mark.parametrize(("count", "leave", "running"), [(16, 1, 16), (16, 2, 14), (8, 1, 7), (5, 5, None)])

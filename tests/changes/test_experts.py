@@ -97,8 +97,8 @@ def batches(count: int = 3, length: int = 11) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def scores(model: nn.Module, batch: dict[str, Tensor] | None = None) -> Tensor:
-    found: Tensor = model(**(batch or batches()[0])).logits
-    return found
+    logits: Tensor = model(**(batch or batches()[0])).logits
+    return logits
 
 
 def fused(model: nn.Module) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def dense_twin(model: PreTrainedModel, kind: str) -> PreTrainedModel:
     for path, module in routed(model).items():
         into, form = twin.get_submodule(path), module.form
         for part, weight, bias in ((module.up, form.up, form.up_bias), (module.down, form.down, form.down_bias)):
-            found = products(part)
-            getattr(into, weight).copy_(found.mT if kind == "gpt_oss" else found)
+            matrices = products(part)
+            getattr(into, weight).copy_(matrices.mT if kind == "gpt_oss" else matrices)
             if part.bias is not None:
                 getattr(into, bias).copy_(part.bias)
     return twin
@@ -190,9 +190,9 @@ def test_half_is_half_of_linear_layers_and_experts(kind: str) -> None:
     for part in census(model):
         before[part.kind] += part.count
     report = greenformers.compress(model, [LOW])
-    kept = sum(unit.after for unit in report.units) / sum(unit.before for unit in report.units)
+    share = sum(unit.after for unit in report.units) / sum(unit.before for unit in report.units)
     assert sum(unit.before for unit in report.units) == 4 * (before["linear layers"] + before["experts"])
-    assert 0.48 < kept <= 0.5
+    assert 0.48 < share <= 0.5
     assert "experts" not in report.steps[0].report.summary.partition("left as they are")[2]
 
 
@@ -214,14 +214,14 @@ def test_gradients_are_those_of_the_products(kind: str) -> None:
     weights = torch.rand(23, CHOSEN, requires_grad=True)
     target = torch.randn(23, WIDTH)
     learnt = [x, weights, *(parameter for unit in low.values() for parameter in unit.parameters())]
-    found = torch.autograd.grad((module(x, chosen, weights) * target).sum(), learnt)
+    gradients = torch.autograd.grad((module(x, chosen, weights) * target).sum(), learnt)
     held = {}
     for unit, weight, bias in ((low["up"], form.up, form.up_bias), (low["down"], form.down, form.down_bias)):
         product = unit.decoders.weight @ unit.encoders.weight
         held[weight] = product.mT if form.transposed else product
         held |= {} if unit.bias is None else {bias: unit.bias}
     expected = torch.autograd.grad((functional_call(packed, held, (x, chosen, weights)) * target).sum(), learnt)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(gradients, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_statistics_are_those_of_the_rows_that_are_routed() -> None:
@@ -296,10 +296,10 @@ def test_int8_experts_compute_as_int8_linear_layers(kind: str) -> None:
             layers = [Int8Linear.of(W[e], None if bias is None else nn.Parameter(bias[e])) for e in range(EXPERTS)]
             each = zip(x.split(ways.counts), layers, strict=True)
             expected = torch.cat([layer(some) for some, layer in each if len(some)])
-            found = part(x, ways)
-            assert torch.equal(found, expected)
-            target = torch.randn_like(found)
-            gradients = [torch.autograd.grad((y * target).sum(), x)[0] for y in (found, expected)]
+            output = part(x, ways)
+            assert torch.equal(output, expected)
+            target = torch.randn_like(output)
+            gradients = [torch.autograd.grad((y * target).sum(), x)[0] for y in (output, expected)]
             torch.testing.assert_close(*gradients)
             torch.testing.assert_close(part.weight + 0, getattr(before, name).weight.detach(), atol=0.05, rtol=0.05)
 
@@ -347,10 +347,10 @@ def test_experts_of_few_bits_are_so_many_linear_layers(kind: str, form: str) -> 
                 biases = [None] * EXPERTS if bias is None else bias.detach()
                 each = zip(x.split(ways.counts), held, biases, strict=True)
                 expected = torch.cat([nn.functional.linear(some, E, b) for some, E, b in each if len(some)])
-            found = part(x, ways)
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-            target = torch.randn_like(found)
-            gradients = [torch.autograd.grad((y * target).sum(), x)[0] for y in (found, expected)]
+            output = part(x, ways)
+            torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
+            target = torch.randn_like(output)
+            gradients = [torch.autograd.grad((y * target).sum(), x)[0] for y in (output, expected)]
             torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 

@@ -37,7 +37,7 @@ WIDTH = {"bert": 4, "gpt2": 4, "llama": 8, "neox": 8, "mixtral": 16}
 """Columns of a unit: a head of 4, one of 4, a group of two heads of 4, a head of 8, and a group of two heads of 8."""
 
 
-def made(name: str) -> PreTrainedModel:
+def tiny_model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
     if name == "neox":  # queries, keys and values head by head in one layer
         return GPTNeoXForCausalLM(GPTNeoXConfig(**TINY)).double().eval()
@@ -51,7 +51,7 @@ def made(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", OUT)
 def test_heads_that_are_gone_are_heads_of_zero(name: str) -> None:
-    model, batches = made(name), texts(2)
+    model, batches = tiny_model(name), texts(2)
     masked, layers = copy.deepcopy(model), heads(model, batches[0])
     assert [layer.second for layer in layers] == [OUT[name].format(place) for place in range(2)]
     width = WIDTH[name]
@@ -81,7 +81,7 @@ def test_heads_that_are_gone_are_heads_of_zero(name: str) -> None:
 
 
 def test_what_counts_heads_counts_those_that_are_left() -> None:
-    model = made("gpt2")
+    model = tiny_model("gpt2")
     greenformers.compress(model, Heads(0.5), calibration=texts(2))
     for block in model.transformer.h:
         left = block.attn.c_attn.weight.shape[1] // 12
@@ -115,7 +115,7 @@ def test_heads_are_found_by_what_they_compute() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_flops_are_those_that_torch_counts(name: str) -> None:
-    model, batch = made(name), texts(1)[0]
+    model, batch = tiny_model(name), texts(1)[0]
     layers = heads(model, batch)
     cost = cost_of(model, layers, "flops", batch)
     whole = flops(lambda: outputs(model, batch))
@@ -135,7 +135,7 @@ def by_flops(calls: Mapping[str, Callable[[], object]], **_: Any) -> dict[str, T
 def test_heads_and_neurons_share_a_budget(of: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (unit_cost, linear_time):
         monkeypatch.setattr(module, "interleaved", by_flops)
-    model, batches = made("bert"), texts(2)
+    model, batches = tiny_model("bert"), texts(2)
     layers = [*heads(model, batches[0]), *feed_forwards(model, batches[0])]
     cost = cost_of(model, layers, of, batches[0])
     before = sum(x.numel() for x in model.parameters())
@@ -157,7 +157,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"of must be of flops, parameters, latency; got 'time'"):
         Prune(0.5, of="time")
     with pytest.raises(ValueError, match=r"at least 0.125, 1 head in each layer; got 0.1"):
-        greenformers.compress(made("bert"), Heads(0.1), calibration=batches)
+        greenformers.compress(tiny_model("bert"), Heads(0.1), calibration=batches)
     config = BloomConfig(vocab_size=53, hidden_size=32, n_layer=1, n_head=4)
     with pytest.raises(ValueError, match=r"BloomForCausalLM reads its heads elsewhere too: \w+"):
         greenformers.compress(BloomForCausalLM(config).eval(), Heads(0.5), calibration=batches)

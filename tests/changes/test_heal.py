@@ -67,9 +67,9 @@ def given(teacher, folder=None):
 
 
 def test_by_muon_other_weights_are_learnt():
-    (one, original), (other, _) = pair(), pair()
-    reports = [change.apply(x, given(original)) for change, x in ((HEALING, one), (MUON, other))]
-    assert not torch.equal(*(x.encoder.layer[0].intermediate.dense.weight for x in (one, other)))
+    (small, original), (other, _) = pair(), pair()
+    reports = [change.apply(x, given(original)) for change, x in ((HEALING, small), (MUON, other))]
+    assert not torch.equal(*(x.encoder.layer[0].intermediate.dense.weight for x in (small, other)))
     assert all(" steps of 16 examples, distance " in report.summary for report in reports)
 
 
@@ -96,24 +96,24 @@ def test_the_parts_of_the_loss():
         name: Student(small, original, {name: 1.0}, 2.0) for name in ("logits", "hidden", "embeddings", "similarities")
     }
     small.eval()
-    found = {name: student.eval()(**batch)["loss"].item() for name, student in parts.items()}
+    losses = {name: student.eval()(**batch)["loss"].item() for name, student in parts.items()}
     mask = batch["attention_mask"].bool()
-    one, other = (model(**batch, output_hidden_states=True) for model in (small, original))
-    p, q = ((out.logits / 2).softmax(-1) for out in (other, one))
-    assert found["logits"] == pytest.approx(4 * (p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
+    output, target = (model(**batch, output_hidden_states=True) for model in (small, original))
+    p, q = ((out.logits / 2).softmax(-1) for out in (target, output))
+    assert losses["logits"] == pytest.approx(4 * (p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
     shares = [
         ((x - y)[mask] ** 2).sum() / (y[mask] ** 2).sum()
-        for x, y in zip(one.hidden_states, other.hidden_states, strict=True)
+        for x, y in zip(output.hidden_states, target.hidden_states, strict=True)
     ]
-    assert found["hidden"] == pytest.approx(torch.stack(shares).mean().item(), rel=1e-4)
+    assert losses["hidden"] == pytest.approx(torch.stack(shares).mean().item(), rel=1e-4)
     means = [
-        torch.stack([x[row][kept].mean(0) for row, kept in enumerate(mask)])
-        for x in (one.hidden_states[-1], other.hidden_states[-1])
+        torch.stack([x[row][tokens].mean(0) for row, tokens in enumerate(mask)])
+        for x in (output.hidden_states[-1], target.hidden_states[-1])
     ]
     cosines = torch.cosine_similarity(*means, dim=-1)
-    assert found["embeddings"] == pytest.approx((1 - cosines).mean().item(), abs=1e-5)
+    assert losses["embeddings"] == pytest.approx((1 - cosines).mean().item(), abs=1e-5)
     tables = [torch.cosine_similarity(x[:, None], x[None], dim=-1) for x in means]
-    assert found["similarities"] == pytest.approx(((tables[0] - tables[1]) ** 2).mean().item(), abs=1e-6)
+    assert losses["similarities"] == pytest.approx(((tables[0] - tables[1]) ** 2).mean().item(), abs=1e-6)
 
 
 def test_with_patience_the_best_weights_are_left_and_said(monkeypatch):
@@ -165,12 +165,12 @@ def test_an_encoder_teaches_with_all_its_numbers_in_bf16_and_stays_as_it_is():
 
 
 def test_of_fewer_layers_each_is_compared_at_its_share_of_the_depth():
-    wanted = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
+    states = [torch.full((1, 1, 3), float(n + 1)) for n in range(5)]
     mask, layers = torch.ones(1, 1, dtype=torch.bool), layer_map(2, 4)
-    assert hidden([wanted[0], wanted[2], wanted[4]], wanted, mask, layers) == 0
-    assert hidden([wanted[0], wanted[1], wanted[4]], wanted, mask, layers) > 0
-    assert hidden([wanted[1], wanted[1], wanted[3]], wanted, mask, layer_map(2, 4, (-1, 1, 3))) == 0
-    assert hidden([wanted[1], wanted[1], wanted[3]], wanted, mask, layer_map(2, 4, (0, 1, 3))) > 0
+    assert hidden([states[0], states[2], states[4]], states, mask, layers) == 0
+    assert hidden([states[0], states[1], states[4]], states, mask, layers) > 0
+    assert hidden([states[1], states[1], states[3]], states, mask, layer_map(2, 4, (-1, 1, 3))) == 0
+    assert hidden([states[1], states[1], states[3]], states, mask, layer_map(2, 4, (0, 1, 3))) > 0
     for wrong in [(0, 1), (0, 1, 5), (0, 1, -2), (-1, -1, -1)]:
         with pytest.raises(ValueError, match=r"layer_map must name a layer of the teacher in 0\.\.4, or -1 for none"):
             layer_map(2, 4, wrong)
@@ -194,8 +194,8 @@ def test_nothing_is_left_out_in_training(make):
     options = copy.deepcopy([vars(module.config) for module in model.modules() if hasattr(module, "config")])
 
     def twice():
-        one, other = (model(x).last_hidden_state for _ in range(2))
-        return torch.equal(one, other)
+        first, second = (model(x).last_hidden_state for _ in range(2))
+        return torch.equal(first, second)
 
     assert not twice()
     with in_full(model):
@@ -217,8 +217,8 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
         for parameter in again.parameters():
             parameter.add_(1.0)  # nothing but the checkpoint leads to the same weights
     healing.apply(again, given(original, tmp_path))
-    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for weight, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(weight, other)
 
 
 def test_a_healing_that_leads_away_leaves_the_network_as_it_was():

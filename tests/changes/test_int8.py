@@ -34,7 +34,7 @@ def linear(m: int = 24, n: int = 16, bias: bool = True) -> tuple[nn.Linear, Int8
     return dense, Int8Linear.of(dense.weight, dense.bias)
 
 
-def oracle(x: Tensor, made: Int8Linear, levels: int = 255) -> Tensor:
+def oracle(x: Tensor, layer: Int8Linear, levels: int = 255) -> Tensor:
     """The formula, in float64; the step and what is rounded by it in float32, as it is stated."""
     low, high = x.float().amin().clamp(max=0), x.float().amax().clamp(min=0)
     step = (high - low) / levels
@@ -42,23 +42,23 @@ def oracle(x: Tensor, made: Int8Linear, levels: int = 255) -> Tensor:
     zero = (-low / step).round()
     q = ((x.float() / step).round() + zero).clamp(0, levels)
     read = (q - zero).double() * step.double()
-    found = read @ (made.quantised.double() * made.scale.double()[:, None]).T
-    return found if made.bias is None else found + made.bias.double()
+    product = read @ (layer.quantised.double() * layer.scale.double()[:, None]).T
+    return product if layer.bias is None else product + layer.bias.double()
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 3, 16)])
 def test_it_computes_its_formula(shape: tuple[int, ...], bias: bool) -> None:
-    dense, made = linear(bias=bias)
+    dense, layer = linear(bias=bias)
     x = torch.randn(shape) + 0.3
     with torch.no_grad():
-        torch.testing.assert_close(made(x).double(), oracle(x, made, LEVELS), atol=1e-5, rtol=1e-5)
-        flat = made._in_graph(x.flatten(0, -2) if x.ndim > 1 else x[None]).view(*shape[:-1], 24)
-        torch.testing.assert_close(flat.double(), oracle(x, made), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(layer(x).double(), oracle(x, layer, LEVELS), atol=1e-5, rtol=1e-5)
+        flat = layer._in_graph(x.flatten(0, -2) if x.ndim > 1 else x[None]).view(*shape[:-1], 24)
+        torch.testing.assert_close(flat.double(), oracle(x, layer), atol=1e-5, rtol=1e-5)
         if LEVELS == 255:
-            torch.testing.assert_close(flat, made(x), atol=1e-6, rtol=1e-6)
-        assert (made(x) - dense(x)).abs().max() < 0.05
-    assert made.quantised.dtype == torch.int8
+            torch.testing.assert_close(flat, layer(x), atol=1e-6, rtol=1e-6)
+        assert (layer(x) - dense(x)).abs().max() < 0.05
+    assert layer.quantised.dtype == torch.int8
 
 
 def test_weights_are_within_half_a_step() -> None:
@@ -73,19 +73,19 @@ def test_weights_are_within_half_a_step() -> None:
 
 
 def test_the_last_digits_of_inputs() -> None:
-    _, made = linear()
+    _, layer = linear()
     low = LED(16, 24, 4)
     net, x, seen = nn.ModuleList([low]), torch.randn(5, 16), []
     quantise(net)
-    net.append(made)
+    net.append(layer)
     low.encoder.register_forward_hook(lambda _, args, __: seen.append(args[0]))
     with torch.no_grad():
-        before = made(x)
+        before = layer(x)
         for seed in (0, 0, 1):
             with jittered(net, seed):
-                torch.testing.assert_close(made(x), before, rtol=0, atol=0.05)
+                torch.testing.assert_close(layer(x), before, rtol=0, atol=0.05)
                 low(x)
-        assert made(x).equal(before)
+        assert layer(x).equal(before)
         low(x)
     assert seen[0].equal(seen[1])
     assert not seen[0].equal(seen[2])
@@ -94,13 +94,13 @@ def test_the_last_digits_of_inputs() -> None:
 
 
 def test_rows_and_inputs_of_nothing() -> None:
-    dense, made = linear()
+    dense, layer = linear()
     with torch.no_grad():
         dense.weight[3] = 0
-        made = Int8Linear.of(dense.weight, dense.bias)
-        assert made(torch.randn(4, 16))[:, 3].equal(dense.bias[3].expand(4))
-        torch.testing.assert_close(made(torch.zeros(4, 16)), dense.bias.expand(4, -1))
-        torch.testing.assert_close(made._in_graph(torch.zeros(4, 16)), dense.bias.expand(4, -1))
+        layer = Int8Linear.of(dense.weight, dense.bias)
+        assert layer(torch.randn(4, 16))[:, 3].equal(dense.bias[3].expand(4))
+        torch.testing.assert_close(layer(torch.zeros(4, 16)), dense.bias.expand(4, -1))
+        torch.testing.assert_close(layer._in_graph(torch.zeros(4, 16)), dense.bias.expand(4, -1))
 
 
 def test_made_in_inference_mode() -> None:
@@ -114,62 +114,62 @@ def test_made_in_inference_mode() -> None:
 
 
 def test_types_gradients_and_copies() -> None:
-    _, made = linear()
+    _, layer = linear()
     x = torch.randn(4, 16)
-    half = made(x.bfloat16())
+    half = layer(x.bfloat16())
     assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half, made(x.bfloat16().float()).bfloat16())
-    expected = made(x)  # packed now, and what is packed cannot be copied
-    again = copy.deepcopy(made)
+    torch.testing.assert_close(half, layer(x.bfloat16().float()).bfloat16())
+    expected = layer(x)  # packed now, and what is packed cannot be copied
+    again = copy.deepcopy(layer)
     assert again(x).equal(expected)
     with torch.no_grad():
         again.scale.mul_(2)
         again.bias.zero_()
-    torch.testing.assert_close(again(x), 2 * (expected - made.bias), atol=1e-5, rtol=1e-5)
-    assert made(x).equal(expected)
+    torch.testing.assert_close(again(x), 2 * (expected - layer.bias), atol=1e-5, rtol=1e-5)
+    assert layer(x).equal(expected)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradients_pass_through(bias: bool) -> None:
     """Training beside int8 layers (LoRA) failed with "int8 weights have no gradient"."""
-    _, made = linear(bias=bias)
+    _, layer = linear(bias=bias)
     x = torch.randn(2, 5, 16, requires_grad=True)
-    y = made(x)
-    assert y.equal(made(x.detach()))
+    y = layer(x)
+    assert y.equal(layer(x.detach()))
     grad = torch.randn_like(y)
-    (found,) = torch.autograd.grad(y, x, grad, create_graph=True)
-    torch.testing.assert_close(found, grad @ (made.weight + 0))
-    (first,) = torch.autograd.grad((made(x) ** 3).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(y, x, grad, create_graph=True)
+    torch.testing.assert_close(gradient, grad @ (layer.weight + 0))
+    (first,) = torch.autograd.grad((layer(x) ** 3).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), x)
     assert second.abs().sum() > 0
-    assert made.quantised.grad is made.scale.grad is None
+    assert layer.quantised.grad is layer.scale.grad is None
     half = x.detach().bfloat16().requires_grad_()
-    made(half).sum().backward()
+    layer(half).sum().backward()
     assert half.grad.dtype == torch.bfloat16
 
 
 def test_who_reads_the_weight_finds_what_it_stands_for() -> None:
     """Networks that read `.weight` and never call the layer multiplied by the whole numbers."""
-    dense, made = linear()
-    assert isinstance(made, nn.Linear)
-    assert (made.weight.dtype, made.weight.shape, made.weight.device) == (
+    dense, layer = linear()
+    assert isinstance(layer, nn.Linear)
+    assert (layer.weight.dtype, layer.weight.shape, layer.weight.device) == (
         dense.weight.dtype, dense.weight.shape, dense.weight.device,
     )  # fmt: skip
     x = torch.randn(4, 16)
-    torch.testing.assert_close(nn.functional.linear(x, made.weight), x @ (made.scale[:, None] * made.quantised).T)
-    assert (made.weight.T + 0).shape == (16, 24)
+    torch.testing.assert_close(nn.functional.linear(x, layer.weight), x @ (layer.scale[:, None] * layer.quantised).T)
+    assert (layer.weight.T + 0).shape == (16, 24)
     with pytest.raises(RuntimeError, match="cannot be written to"):
-        made.weight.data = torch.zeros(24, 16)
+        layer.weight.data = torch.zeros(24, 16)
 
 
 def test_embeddings() -> None:
     table = nn.Embedding(11, 8, padding_idx=2)
-    made, ids = Int8Embedding.of(table), torch.arange(11)[None]
-    assert (made(ids) - table(ids)).abs().max() <= made.scale.max() / 2 * 1.001
-    assert made(ids).equal((made.quantised * made.scale[:, None])[None])
-    assert made(ids)[0].equal(made.weight + 0)
-    assert made.padding_idx == 2
-    assert made.extra_repr() == "11, 8"
+    embedding, ids = Int8Embedding.of(table), torch.arange(11)[None]
+    assert (embedding(ids) - table(ids)).abs().max() <= embedding.scale.max() / 2 * 1.001
+    assert embedding(ids).equal((embedding.quantised * embedding.scale[:, None])[None])
+    assert embedding(ids)[0].equal(embedding.weight + 0)
+    assert embedding.padding_idx == 2
+    assert embedding.extra_repr() == "11, 8"
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "t5"])
@@ -193,9 +193,9 @@ def test_a_quarter_of_the_bytes(name: str) -> None:
     assert head.scale is table.scale
     small_model = copy.deepcopy(dense)
     quantise(small_model)
-    wanted = outputs(dense, inputs(name))[0]
-    error = difference(outputs(small_model, inputs(name))[:1], [wanted])
-    assert 0 < error < 0.1 * wanted.abs().max()
+    expected = outputs(dense, inputs(name))[0]
+    error = difference(outputs(small_model, inputs(name))[:1], [expected])
+    assert 0 < error < 0.1 * expected.abs().max()
 
 
 def test_low_rank_layers_too() -> None:
@@ -310,9 +310,9 @@ def test_what_is_said_of_each_part() -> None:
     units = {unit.path: unit for unit in report.steps[1].report.units}
     assert list(units) == int8_of(model)
     table, first = units["transformer.wte"], units["transformer.h.0.mlp.c_fc.encoder"]
-    weight, made = dense.transformer.wte.weight, model.transformer.wte
+    weight, embedding = dense.transformer.wte.weight, model.transformer.wte
     assert (table.before, table.after) == (4 * weight.numel(), weight.numel() + 4 * len(weight))
-    error = (weight - made.weight).norm() / weight.norm()
+    error = (weight - embedding.weight).norm() / weight.norm()
     assert table.lost == pytest.approx(error.item(), rel=1e-4)
     assert 0 < first.lost < 0.02
     assert first.before == 4 * model.transformer.h[0].mlp.c_fc.encoder.quantised.numel()
@@ -333,21 +333,21 @@ def test_a_graph_computes_the_same() -> None:
     given = inputs("bert")
     expected = outputs(model, given)[0]
     with torch.no_grad():
-        found = torch.compile(model, backend="eager")(**given).logits
-    torch.testing.assert_close(found, expected, atol=0.02 * expected.abs().max().item(), rtol=0.0)
+        logits = torch.compile(model, backend="eager")(**given).logits
+    torch.testing.assert_close(logits, expected, atol=0.02 * expected.abs().max().item(), rtol=0.0)
     assert ZOO["bert"][0] == type(model).__name__
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_compiled_layer_has_a_step_for_each_token(bias: bool) -> None:
-    _, made = linear(bias=bias)
-    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    _, layer = linear(bias=bias)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
     x = torch.randn(2, 3, 16) * torch.logspace(0, 6, 6).view(2, 3, 1)
     x[0, 1] = 0
     largest = x.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     with torch.no_grad():
-        found = compiled(x)
+        output = compiled(x)
         alone = compiled(x[:1, :1])
-    expected = nn.functional.linear((x * (127 / largest)).round() * largest / 127, made.weight + 0, made.bias)
-    torch.testing.assert_close(found / largest, expected / largest, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(alone, found[:1, :1], atol=1e-6, rtol=1e-6)
+    expected = nn.functional.linear((x * (127 / largest)).round() * largest / 127, layer.weight + 0, layer.bias)
+    torch.testing.assert_close(output / largest, expected / largest, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(alone, output[:1, :1], atol=1e-6, rtol=1e-6)

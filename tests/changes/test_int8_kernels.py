@@ -23,7 +23,7 @@ BY_TOKEN = [
 ]
 
 
-@pytest.fixture(params=[by_token, prepacked], ids=lambda made: made.__name__)
+@pytest.fixture(params=[by_token, prepacked], ids=lambda form: form.__name__)
 def successor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch without the fused kernel, where every weight is multiplied by one of the others."""
     if request.param is prepacked and not has_prepacked_int8():
@@ -54,38 +54,38 @@ def oracle(x: Tensor, *weight: Tensor | None) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 16), (5, 16), (2, 3, 16), (0, 16)])
-@pytest.mark.parametrize("made", BY_TOKEN)
-def test_a_step_of_each_token(made: Callable[..., Callable[[Tensor], Tensor]], shape: tuple[int, ...], bias: bool):
+@pytest.mark.parametrize("factory", BY_TOKEN)
+def test_a_step_of_each_token(factory: Callable[..., Callable[[Tensor], Tensor]], shape: tuple[int, ...], bias: bool):
     weight = weights(bias=bias)
     x = torch.randn(shape) * torch.logspace(0, 6, shape[-2])[:, None] + 0.7
-    found = made(*weight)(x).double()
-    assert found.shape == (*shape[:-1], 24)
+    output = factory(*weight)(x).double()
+    assert output.shape == (*shape[:-1], 24)
     exact, size = product(x, *weight), (weight[0].abs() * weight[1][:, None]).sum(1)
     steps = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / 254
-    assert ((found - exact).abs() <= 1.001 * steps / 2 * size + 1e-5).all()
+    assert ((output - exact).abs() <= 1.001 * steps / 2 * size + 1e-5).all()
     # But for a number or so in the middle between two integers, which the last digit rounds either way.
-    off = (found - oracle(x, *weight)).abs() / (steps * weight[0].abs().amax(1) * weight[1])
+    off = (output - oracle(x, *weight)).abs() / (steps * weight[0].abs().amax(1) * weight[1])
     assert (off <= 1.001).all()
     assert off.numel() == 0 or off.median() < 1e-3
 
 
-@pytest.mark.parametrize("made", BY_TOKEN)
-def test_a_token_is_alone(made: Callable[..., Callable[[Tensor], Tensor]]) -> None:
-    product = made(*weights())
+@pytest.mark.parametrize("factory", BY_TOKEN)
+def test_a_token_is_alone(factory: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    product = factory(*weights())
     x = torch.randn(7, 16)
     x[2:5] = torch.tensor([0.0, 1e9, torch.nan])[:, None]
-    found = product(x)
-    assert all(product(x[at : at + 1])[0].equal(found[at]) for at in (0, 1, 2, 3, 5, 6))
-    assert found[2].equal(product(torch.zeros(1, 16))[0])
-    assert found[4].isnan().all()
+    output = product(x)
+    assert all(product(x[at : at + 1])[0].equal(output[at]) for at in (0, 1, 2, 3, 5, 6))
+    assert output[2].equal(product(torch.zeros(1, 16))[0])
+    assert output[4].isnan().all()
 
 
-@pytest.mark.parametrize("made", BY_TOKEN)
-def test_tokens_of_one_value_are_not_rounded(made: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+@pytest.mark.parametrize("factory", BY_TOKEN)
+def test_tokens_of_one_value_are_not_rounded(factory: Callable[..., Callable[[Tensor], Tensor]]) -> None:
     weight = weights()
-    assert made(*weight)(torch.zeros(3, 16)).equal(weight[2].expand(3, -1))
+    assert factory(*weight)(torch.zeros(3, 16)).equal(weight[2].expand(3, -1))
     x = torch.tensor([1.3, -7.0, 1e-40])[:, None].expand(3, 16)
-    torch.testing.assert_close(made(*weight)(x).double(), product(x, *weight), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(factory(*weight)(x).double(), product(x, *weight), atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.skipif(not has_fused_int8(), reason="torch has it no longer")
@@ -94,10 +94,10 @@ def test_the_fused_kernel_is_taken_where_it_is_fastest(monkeypatch: pytest.Monke
     assert kernel(*weight)(x).equal(fused(*weight)(x))
     assert kernel(*weight)(x[:1]).equal(fused(*weight)(x[:1]))
     monkeypatch.setattr(_int8_kernels, "LARGE", 1)
-    for there, made in ((True, by_token), (False, fused)):
+    for there, factory in ((True, by_token), (False, fused)):
         monkeypatch.setattr(_int8_kernels, "has_vnni", lambda there=there: there)
         assert kernel(*weight)(x).equal(fused(*weight)(x))
-        assert kernel(*weight)(x[:1]).equal(made(*weight)(x[:1]))
+        assert kernel(*weight)(x[:1]).equal(factory(*weight)(x[:1]))
 
 
 @pytest.mark.usefixtures("successor")
@@ -139,16 +139,16 @@ def test_without_it_models_reload_and_are_traced(tmp_path: Path) -> None:
     model, given = network("bert", "BertModel"), inputs("bert")
     dense = outputs(model, given)[0]
     greenformers.compress(model, Int8(), texts=sentences(8), tokenizer=tokenizer("bert"), length=16)
-    found = outputs(model, given)[0]
-    assert difference([found], [dense]) < 0.1 * dense.abs().max()
+    output = outputs(model, given)[0]
+    assert difference([output], [dense]) < 0.1 * dense.abs().max()
     greenformers.save(model, tmp_path / "small")
-    assert outputs(greenformers.load(tmp_path / "small"), given)[0].equal(found)
+    assert outputs(greenformers.load(tmp_path / "small"), given)[0].equal(output)
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager")(**given).last_hidden_state
         exported = torch.export.export(model, (), given).module()(**given).last_hidden_state
-    allowed = 0.05 * found.abs().max().item()
-    torch.testing.assert_close(compiled, found, atol=allowed, rtol=0.0)
-    torch.testing.assert_close(exported, found, atol=allowed, rtol=0.0)
+    allowed = 0.05 * output.abs().max().item()
+    torch.testing.assert_close(compiled, output, atol=allowed, rtol=0.0)
+    torch.testing.assert_close(exported, output, atol=allowed, rtol=0.0)
 
 
 def test_tensors_without_content_pass_and_pack_nothing() -> None:

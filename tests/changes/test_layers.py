@@ -18,11 +18,11 @@ INSIDE = {"bert": "bert.encoder.layer", "gpt2": "transformer.h", "llama": "model
 
 
 @pytest.mark.parametrize(
-    ("count", "keep", "kept"),
+    ("count", "keep", "expected"),
     [(12, 6, [0, 2, 4, 7, 9, 11]), (6, 3, [0, 2, 5]), (5, 2, [0, 4]), (4, 1, [0]), (3, 2, [0, 2]), (4, 3, [0, 2, 3])],
 )
-def test_spread(count: int, keep: int, kept: list[int]) -> None:
-    assert spread(count, keep) == kept
+def test_spread(count: int, keep: int, expected: list[int]) -> None:
+    assert spread(count, keep) == expected
 
 
 def test_spread_keeps_the_ends_and_none_twice() -> None:
@@ -40,27 +40,27 @@ def test_spread_keeps_the_ends_and_none_twice() -> None:
 def test_the_kept_layers_are_the_right_ones(name: str, keep: int) -> None:
     model, original = (network(name, **{STACKS[name]: 5}) for _ in range(2))
     report = greenformers.compress(model, Layers(keep))
-    (kept,) = structure(model).changes["layers"].values()
-    assert kept == ([0] if keep == 1 else [0, 2, 4])
+    (layers,) = structure(model).changes["layers"].values()
+    assert layers == ([0] if keep == 1 else [0, 2, 4])
     forms = {unit.path.rpartition(".")[2]: (unit.form, unit.before > unit.after) for unit in report.units}
-    assert forms == {str(n): ("kept", False) if n in kept else ("dropped", True) for n in range(5)}
+    assert forms == {str(n): ("kept", False) if n in layers else ("dropped", True) for n in range(5)}
     stack = model.get_submodule(INSIDE[name])
     assert len(stack) == model.config.num_hidden_layers == keep
     by_hand = network(name, **{STACKS[name]: keep})
     weights = original.state_dict()
     stem = INSIDE[name]
     renamed = {key: value for key, value in weights.items() if not key.startswith(stem + ".")}
-    for place, layer in enumerate(kept):
+    for place, layer in enumerate(layers):
         old, new = f"{stem}.{layer}.", f"{stem}.{place}."
         renamed |= {key.replace(old, new): value for key, value in weights.items() if key.startswith(old)}
     by_hand.load_state_dict(renamed)
     assert outputs(model, inputs(name))[0].equal(outputs(by_hand, inputs(name))[0])
-    found = [part.layer_idx for part in stack.modules() if getattr(part, "layer_idx", None) is not None]
-    assert set(found) <= set(range(keep))
+    indices = [part.layer_idx for part in stack.modules() if getattr(part, "layer_idx", None) is not None]
+    assert set(indices) <= set(range(keep))
     assert getattr(original.config, "quantization_config", None) is None
     assert original.config.num_hidden_layers == 5
     if name != "bert":
-        assert set(found) == set(range(keep))
+        assert set(indices) == set(range(keep))
         ids = inputs(name)["input_ids"]
         more = {"attention_mask": torch.ones_like(ids), "do_sample": False, "min_new_tokens": 6, "max_new_tokens": 6}
         assert model.generate(ids, **more).equal(model.generate(ids, **more, use_cache=False))

@@ -66,8 +66,8 @@ def test_exactly_the_share_is_left_and_a_stopped_run_goes_on(tmp_path: Path) -> 
     newest = max(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
     newest.rename(tmp_path / "gone")  # as if it had been killed before
     PRUNING.apply(again, given(original, tmp_path))
-    for one, other in zip(whole.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for weight, other in zip(whole.parameters(), again.parameters(), strict=True):
+        assert torch.equal(weight, other)
 
 
 def test_a_run_that_diverges_leaves_the_network_as_it_was() -> None:

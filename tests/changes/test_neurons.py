@@ -146,9 +146,9 @@ def test_rearranged_as_a_loop_would(keep: int) -> None:
     g = torch.randn(7, 10, generator=torch.Generator().manual_seed(1)).double()
     information = [sum(g[e, n].item() ** 2 for e in range(7)) for n in range(10)]
     order = sorted(range(10), key=lambda n: -information[n])
-    kept, dropped = order[:keep], order[keep:]
+    neurons, dropped = order[:keep], order[keep:]
     left = []
-    for neuron in reversed(kept):
+    for neuron in reversed(neurons):
         dropped.append(neuron)
         sums = {back: sum(sum(g[e, n].item() for n in dropped if n != back) ** 2 for e in range(7)) for back in dropped}
         back = min(dropped, key=sums.__getitem__)
@@ -171,7 +171,7 @@ def test_gates_are_felt_text_by_text(name: str) -> None:
     paths = [SECOND[name].format(place).removeprefix("bert.") for place in range(2)]
     got = gate_gradients(model, paths, batches, default(model, batches))
     loss = default(model, batches)
-    wanted: dict[str, list[Tensor]] = {path: [] for path in paths}
+    expected: dict[str, list[Tensor]] = {path: [] for path in paths}
     for batch in batches:  # a gate for each text, so that its gradient is that text's
         gates = [torch.ones(3, 1, 44, dtype=torch.float64, requires_grad=True) for _ in paths]
         handles = [
@@ -180,12 +180,12 @@ def test_gates_are_felt_text_by_text(name: str) -> None:
         ]
         value = loss(model, batch)
         for path, slope in zip(paths, torch.autograd.grad(value, gates), strict=True):
-            wanted[path].append(slope[:, 0])
+            expected[path].append(slope[:, 0])
         for handle in handles:
             handle.remove()
     for path in paths:
         assert got[path].shape == (6, 44)
-        torch.testing.assert_close(got[path], torch.cat(wanted[path]).float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got[path], torch.cat(expected[path]).float(), rtol=1e-4, atol=1e-5)
         assert got[path].abs().max() > 1e-3
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from changes.rows import ROWS
-from contract import BY_NAME, SHARED, apply, check_inverse, check_same, check_shown, made, snapshot
+from contract import BY_NAME, SHARED, apply, changed_model, check_inverse, check_same, check_shown, snapshot
 from fresh import chosen, read_again
 from transformers import PreTrainedModel
 from zoo import network
@@ -55,7 +55,7 @@ def reloaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             name, first, second = case["name"], case["first"], case["second"]
             if not refused(first, second):
                 changes = [*fitting(first), *fitting(second, again=first == second)]
-                yield f"{name}-{first}-{second}", name, made(name, changes)
+                yield f"{name}-{first}-{second}", name, changed_model(name, changes)
 
     return read_again(tmp_path_factory.mktemp("changed"), models())
 

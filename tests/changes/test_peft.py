@@ -44,10 +44,10 @@ def test_lora_learns_beside_what_was_changed(name: str, recipe: str, tmp_path: P
     before = outputs(model, batch)[0]
     paths = ranks_of(model)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear"))
-    found = {path.removeprefix("base_model.model.").removesuffix(".lora_A") for path, _ in adapted.named_modules()}
+    adapters = {path.removeprefix("base_model.model.").removesuffix(".lora_A") for path, _ in adapted.named_modules()}
     inner = [path for path in paths if "head" not in path and "cls." not in path]
-    assert {f"{path}.{factor}" for path in inner for factor in ("encoder", "decoder")} <= found
-    assert recipe != "int8" or any(path.endswith(("query", "q_proj", "c_attn")) for path in found)
+    assert {f"{path}.{factor}" for path in inner for factor in ("encoder", "decoder")} <= adapters
+    assert recipe != "int8" or any(path.endswith(("query", "q_proj", "c_attn")) for path in adapters)
     learnt = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     optimizer, losses = torch.optim.AdamW(learnt, lr=1e-2), []
     for _ in range(4):
@@ -66,8 +66,8 @@ def test_lora_learns_beside_what_was_changed(name: str, recipe: str, tmp_path: P
         merged = adapted.merge_and_unload()
         torch.testing.assert_close(outputs(merged, batch)[0], after, rtol=1e-4, atol=1e-5)
         assert ranks_of(merged) == paths
-        kept = greenformers.load(greenformers.save(merged, tmp_path / "merged"))
-        assert outputs(kept, batch)[0].equal(outputs(merged, batch)[0])
+        reloaded = greenformers.load(greenformers.save(merged, tmp_path / "merged"))
+        assert outputs(reloaded, batch)[0].equal(outputs(merged, batch)[0])
     else:
         with pytest.raises(RuntimeError, match="this weight is computed from others, and cannot be written to"):
             adapted.merge_and_unload()

@@ -74,8 +74,8 @@ def test_healing_with_it_goes_on_to_the_bit(tmp_path: Path) -> None:
             newest.rename(tmp_path / "gone")
         healing.apply(student, Given(training=rows(original), teacher=original, folder=folder))
         results.append(student)
-    for one, *others in zip(*(student.parameters() for student in results), strict=True):
-        assert all(torch.equal(one, other) for other in others)
+    for weight, *others in zip(*(student.parameters() for student in results), strict=True):
+        assert all(torch.equal(weight, other) for other in others)
     plain = copy.deepcopy(small)
     healing.but(augment=None).apply(plain, Given(training=rows(original), teacher=original))
     assert not torch.equal(next(plain.parameters()), next(results[0].parameters()))

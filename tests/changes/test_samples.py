@@ -77,16 +77,20 @@ def test_an_encoder_decoder_writes_targets_by_beam_search() -> None:
     teacher, sources = certain("bart"), pairs()
     samples = written(teacher, sources, 24, seed=1)
     by_source = {tuple(row["input_ids"].tolist()): row for row in sources}
+    assert len(samples) == 24
+    ended = 0
     for row in samples:
         assert tuple(row["input_ids"].tolist()) in by_source
         # Longer ones of a batch may end elsewhere than at its length.
         if int(row["labels"][-1]) == 2:
+            ended += 1
             out = teacher.generate(
                 input_ids=row["input_ids"][None], attention_mask=row["attention_mask"][None], num_beams=4,
                 do_sample=False, max_new_tokens=len(row["labels"]),
             )  # fmt: skip
             assert out[0, 1:].tolist()[: len(row["labels"])] == row["labels"].tolist()
         assert row["decoder_attention_mask"].shape == row["labels"].shape
+    assert ended > 0
 
 
 def test_what_was_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

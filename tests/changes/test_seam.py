@@ -127,8 +127,8 @@ def fresh(code: str, *words: object) -> list[Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    records: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return records
 
 
 def test_a_change_is_one_file(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_no_other_file_names_a_change() -> None:
     holds = re.compile("|".join(["greenformers.changes", r"changes\.\w", *(set(names()) - ORDINARY)]))
     texts = ((path, text) for path in paths if holds.search(text := path.read_text()))
     said = {str(path.relative_to(PACKAGE)): strings_and_imports(text) & forbidden for path, text in texts}
-    assert {path: found for path, found in said.items() if found} == {}
+    assert {path: words for path, words in said.items() if words} == {}
 
 
 def test_the_finder_finds() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_fewer_heads import made
+from test_fewer_heads import tiny_model
 from test_neurons import texts
 from torch import nn
 from zoo import outputs
@@ -51,7 +51,7 @@ def test_points_are_the_best_of_all_ways_to_hold_a_layer() -> None:
         path: {rank: torch.rand((), generator=draw).item() / rank**2 for rank in range(1, 8)}
         for path in layer.paths[:2]
     }
-    found = joint_points(layer, units, ranks, cost, size)
+    points = joint_points(layer, units, ranks, cost, size)
     ways = []
     for unit in units:
         m, n = size(layer, "a", unit.choice)
@@ -61,14 +61,14 @@ def test_points_are_the_best_of_all_ways_to_hold_a_layer() -> None:
             lost = unit.error + sum(ranks[path][rank] for path, rank in (("a", a), ("b", b)) if rank)
             ways.append(Point((unit.choice, a, b), spent + matrix(layer, "c", unit.choice, None), lost))
     expected = hull(ways)
-    assert [point.cost for point in found] == [point.cost for point in expected]
-    assert [point.error for point in found] == pytest.approx([point.error for point in expected])
-    assert any(rank is not None for point in found for rank in point.choice.ranks.values())
-    assert all(point.choice.ranks["c"] is None for point in found)
+    assert [point.cost for point in points] == [point.cost for point in expected]
+    assert [point.error for point in points] == pytest.approx([point.error for point in expected])
+    assert any(rank is not None for point in points for rank in point.choice.ranks.values())
+    assert all(point.choice.ranks["c"] is None for point in points)
 
 
 def test_what_a_rank_loses_is_measured() -> None:
-    model, batches = made("bert"), texts(2)
+    model, batches = tiny_model("bert"), texts(2)
     paths = [f"bert.encoder.layer.{place}.intermediate.dense" for place in range(2)]
     traced = trace(model, [site for site in sites(model, "linear") if site.path in paths], batches[0])
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -103,7 +103,7 @@ def test_what_a_rank_loses_is_measured() -> None:
 @pytest.mark.parametrize("of", ["flops", "parameters"])
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_heads_neurons_and_ranks_share_a_budget(name: str, of: str) -> None:
-    model, batches = made(name), texts(2)
+    model, batches = tiny_model(name), texts(2)
     layers = [*heads(model, batches[0]), *feed_forwards(model, batches[0])]
     for path in (path for layer in layers for path in layer.paths):
         weight: Any = model.get_submodule(path).weight
@@ -157,12 +157,12 @@ def test_least_squares_without_negative_numbers() -> None:
 
 
 def test_ranks_can_be_named() -> None:
-    model, batches = made("bert"), texts(2)
+    model, batches = tiny_model("bert"), texts(2)
     path = "bert.encoder.layer.1.output.dense"
     done = factorise(model, {path: 5}, solver="sequential_loss", calibration=batches)
     assert [(layer.path, layer.rank) for layer in done.layers] == [(path, 5)]
     with pytest.raises(ValueError, match="leave select out"):
-        factorise(made("bert"), {path: 5}, select="linear")
+        factorise(tiny_model("bert"), {path: 5}, select="linear")
     with pytest.raises(ValueError, match="nowhere"):
-        factorise(made("bert"), {"nowhere": 5})
+        factorise(tiny_model("bert"), {"nowhere": 5})
     assert math.isfinite(outputs(model, batches[0])[0].sum().item())

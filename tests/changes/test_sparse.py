@@ -80,10 +80,10 @@ def test_layers_are_pruned_in_order_on_inputs_as_changed() -> None:
 
 @pytest.mark.parametrize("by", ["sparsegpt", "wanda"])
 def test_padding_does_not_matter(by: str) -> None:
-    one, other = network("bert"), network("bert")
-    greenformers.compress(one, Sparse(by=by), calibration=texts(2, garbage=3))
+    model, other = network("bert"), network("bert")
+    greenformers.compress(model, Sparse(by=by), calibration=texts(2, garbage=3))
     greenformers.compress(other, Sparse(by=by), calibration=texts(2, garbage=41))
-    for (path, x), (_, y) in zip(sparse_layers(one), sparse_layers(other), strict=True):
+    for (path, x), (_, y) in zip(sparse_layers(model), sparse_layers(other), strict=True):
         torch.testing.assert_close(x.weight, y.weight, rtol=1e-4, atol=1e-6, msg=path)
 
 
@@ -103,6 +103,7 @@ def test_two_of_four_and_layers_that_it_does_not_fit() -> None:
 def test_zeros_stay_in_healing_and_the_others_learn(name: str) -> None:
     model, _ = sparse(name, Sparse(by="magnitude", keep=0.3))
     before = {path: layer.weight.detach().clone() for path, layer in sparse_layers(model)}
+    assert before
     greenformers.compress(
         model, Heal(steps=3, batch_size=4, learning_rate=1e-4), teacher=network(name), texts=sentences(40),
         tokenizer=tokenizer(name), length=9,

@@ -38,17 +38,17 @@ def counted(model: PreTrainedModel) -> list[int]:
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification, BertForMaskedLM])
 def test_the_same_is_learned_and_the_teacher_is_asked_once(cls: type[PreTrainedModel], tmp_path: Path) -> None:
     small, original = pair(cls)
-    kept, again = copy.deepcopy(small), copy.deepcopy(small)
+    student, again = copy.deepcopy(small), copy.deepcopy(small)
     asked = heal(small, original, None)
     sizes = counted(original)
-    from_disk = heal(kept, original, tmp_path / "cache")
+    from_disk = heal(student, original, tmp_path / "cache")
     # 80 texts, and those by which it is seen how wide it is and what is needed.
     assert sum(sizes) == 80 + 16 + 1
     torch.testing.assert_close(from_disk, asked, rtol=1e-4, atol=0)
     sizes.clear()
     assert heal(again, original, tmp_path / "cache") == from_disk
     assert sum(sizes) == 16 + 1
-    assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(student.parameters(), again.parameters(), strict=True))
 
 
 VECTORS = {"embeddings": 1.0, "similarities": 1.0}
@@ -62,12 +62,12 @@ def test_a_vector_of_each_text_is_asked_for_once_in_all_trainings() -> None:
     for change, model in zip(heals, alone, strict=True):
         change.apply(model, replace(given, taught=None))
     sizes, asked = counted(original), []
-    for change, known in zip(heals, alone, strict=True):
+    for change, expected in zip(heals, alone, strict=True):
         model = copy.deepcopy(small)
         change.apply(model, given)
         asked.append(sum(sizes))
         sizes.clear()
-        for a, b in zip(model.parameters(), known.parameters(), strict=True):
+        for a, b in zip(model.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     once = 16 + 1 + 1  # by which it is seen how wide it is, what is needed and what that takes
     # Two batches and the four texts that are held out, which are asked for with the twelve of no whole batch; the rest.
@@ -82,8 +82,8 @@ def test_what_is_learned_does_not_depend_on_what_was_asked_before() -> None:
     HEALING.but(weights=VECTORS, steps=3).apply(
         copy.deepcopy(small), Given(training=rows(original), teacher=original, taught=taught)
     )
-    for model, known in zip(models, (taught, None), strict=True):
-        heal.apply(model, Given(training=rows(original), teacher=original, taught=known))
+    for model, cache in zip(models, (taught, None), strict=True):
+        heal.apply(model, Given(training=rows(original), teacher=original, taught=cache))
     assert all(torch.equal(a, b) for a, b in zip(*(model.parameters() for model in models), strict=True))
 
 

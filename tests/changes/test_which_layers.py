@@ -109,13 +109,13 @@ def test_by_influence_and_by_run(keep: int) -> None:
 
 def without(model: PreTrainedModel, name: str, gone: set[int]) -> PreTrainedModel:
     """A copy whose layers are taken out of the list."""
-    made = copy.deepcopy(model)
+    twin = copy.deepcopy(model)
     parent, _, attribute = INSIDE[name].rpartition(".")
-    stack: Any = made.get_submodule(INSIDE[name])
-    setattr(made.get_submodule(parent), attribute, nn.ModuleList(x for at, x in enumerate(stack) if at not in gone))
-    made.config.use_cache = False
-    made.config.num_hidden_layers = COUNT - len(gone)
-    return made.eval()
+    stack: Any = twin.get_submodule(INSIDE[name])
+    setattr(twin.get_submodule(parent), attribute, nn.ModuleList(x for at, x in enumerate(stack) if at not in gone))
+    twin.config.use_cache = False
+    twin.config.num_hidden_layers = COUNT - len(gone)
+    return twin.eval()
 
 
 def distance(model: PreTrainedModel, other: PreTrainedModel) -> float:

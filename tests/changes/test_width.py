@@ -34,7 +34,7 @@ from greenformers.solve.rotation import principal, rotate
 SIZES: dict[str, Any] = {"vocab_size": 53, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
 
 
-def made(name: str) -> PreTrainedModel:
+def tiny_model(name: str) -> PreTrainedModel:
     """A tiny network in float64 whose norms have weights and biases far from 1 and 0."""
     torch.manual_seed(0)
     if name == "opt":
@@ -51,7 +51,7 @@ def made(name: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "neox", "vit"])
 def test_a_rotation_of_all_coordinates_changes_nothing(name: str) -> None:
-    model, batch = made(name), texts(1)[0] if name != "vit" else inputs("vit")
+    model, batch = tiny_model(name), texts(1)[0] if name != "vit" else inputs("vit")
     batch = {key: x.double() if x.is_floating_point() else x for key, x in batch.items()}
     expected = outputs(model, batch)[0]
     Q = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
@@ -63,7 +63,7 @@ def test_a_rotation_of_all_coordinates_changes_nothing(name: str) -> None:
 
 def test_a_llama_that_is_cut_is_one_whose_stream_is_projected() -> None:
     """The norms of the dense network read x Q Q^T in place of x; the mean square of what is left is over all of d."""
-    model, batches = made("llama"), texts()
+    model, batches = tiny_model("llama"), texts()
     dense = copy.deepcopy(model)
     greenformers.compress(model, Width(0.75, refit=False), calibration=batches)
 
@@ -129,9 +129,9 @@ def test_deletion_is_layer_norms_over_what_stays() -> None:
         out = torch.zeros_like(args[0])
         for at in range(len(left)):  # coordinate by coordinate, as the formula
             j = left[at]
-            kept = args[0][..., left]
-            mean = kept.sum(-1) / 24
-            variance = (kept - mean[..., None]).square().sum(-1) / 24
+            values = args[0][..., left]
+            mean = values.sum(-1) / 24
+            variance = (values - mean[..., None]).square().sum(-1) / 24
             out[..., j] = (args[0][..., j] - mean) / (variance + norm.eps).sqrt() * norm.weight[j] + norm.bias[j]
         return out * mask
 

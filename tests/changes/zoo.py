@@ -113,8 +113,8 @@ def network(name: str, cls: str | None = None, **more: Any) -> PreTrainedModel:
     """A network of the zoo, or another class of the same configuration; always the same weights."""
     torch.manual_seed(0)
     built, _, options = ZOO[name]
-    found = getattr(transformers, cls or built)
-    model = found(found.config_class(**options | more)).eval()
+    model_class = getattr(transformers, cls or built)
+    model = model_class(model_class.config_class(**options | more)).eval()
     # As first drawn, biases are zero and so is much of what could go wrong.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -134,10 +134,10 @@ def inputs(name: str, batch: int = 2, length: int = 7) -> dict[str, Tensor]:
     ids = torch.randint(3, 53, (batch, length), generator=draw)
     if name == "whisper":
         return {"input_features": torch.randn(batch, 16, 40, generator=draw), "decoder_input_ids": ids}
-    found = {"input_ids": ids}
+    tensors = {"input_ids": ids}
     if name in ("t5", "bart"):
-        found["decoder_input_ids"] = torch.randint(3, 53, (batch, length - 2), generator=draw)
-    return found | ({"pixel_values": pixels} if name == "clip" else {})
+        tensors["decoder_input_ids"] = torch.randint(3, 53, (batch, length - 2), generator=draw)
+    return tensors | ({"pixel_values": pixels} if name == "clip" else {})
 
 
 def everything(_: str, __: nn.Module) -> bool:
@@ -148,8 +148,8 @@ def everything(_: str, __: nn.Module) -> bool:
 @torch.no_grad()
 def outputs(model: nn.Module, batch: dict[str, Tensor]) -> list[Tensor]:
     """All tensors that it returns."""
-    found = model(**batch)
-    return [part for part in found.to_tuple() if isinstance(part, Tensor)]
+    output = model(**batch)
+    return [part for part in output.to_tuple() if isinstance(part, Tensor)]
 
 
 def difference(a: list[Tensor], b: list[Tensor]) -> float:

@@ -57,9 +57,9 @@ def refused(folder: Path, message: str | None = None, **options: Any) -> None:
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
 
 
 def low_rank(config: dict[str, Any]) -> dict[str, Any]:
@@ -351,8 +351,8 @@ def test_a_crash_leaves_the_old_or_the_new(tmp_path: Path, point: str, monkeypat
         patch.setattr(f"greenformers.checkpoint.save.{point}", broken)
         with pytest.raises(KeyboardInterrupt):
             greenformers.save(second, folder)
-    ids, found = tokens()[0], greenformers.load(folder, into=mixed())
-    assert found(ids).equal((second if point == "shutil.rmtree" else first)(ids))
+    ids, loaded = tokens()[0], greenformers.load(folder, into=mixed())
+    assert loaded(ids).equal((second if point == "shutil.rmtree" else first)(ids))
     if point != "shutil.rmtree":
         assert [path.name for path in tmp_path.iterdir()] == ["it"]
     # Or while one takes the place of the other.
@@ -368,7 +368,7 @@ def test_a_crash_leaves_the_old_or_the_new(tmp_path: Path, point: str, monkeypat
         patch.setattr(Path, "rename", rename)
         with pytest.raises(OSError, match="no space left"):
             greenformers.save(second, folder)
-    assert greenformers.load(folder, into=mixed())(ids).equal(found(ids))
+    assert greenformers.load(folder, into=mixed())(ids).equal(loaded(ids))
 
 
 @pytest.fixture(scope="module")

@@ -56,10 +56,10 @@ def small(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return model
 
 
-def changed(what: str) -> PreTrainedModel:
-    name = what.split()[0]
-    model = network(name, **({DEEP[name]: 4} if name in DEEP and RECIPES[what] != [LOW] else {}))
-    greenformers.compress(model, RECIPES[what])
+def changed(case: str) -> PreTrainedModel:
+    name = case.split()[0]
+    model = network(name, **({DEEP[name]: 4} if name in DEEP and RECIPES[case] != [LOW] else {}))
+    greenformers.compress(model, RECIPES[case])
     return model
 
 
@@ -79,13 +79,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
     """Changed networks by their recipes, each made when it is first asked for."""
 
     @cache
-    def made(what: str) -> Saved:
+    def save_case(case: str) -> Saved:
         with torch.random.fork_rng(devices=[]):
-            model, folder = changed(what), tmp_path_factory.mktemp("saved")
+            model, folder = changed(case), tmp_path_factory.mktemp("saved")
         model.save_pretrained(folder)
         return Saved(model, folder)
 
-    return made
+    return save_case
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +93,19 @@ def fresh(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, saved: Callable[[str], Saved]
 ) -> dict[str, dict[str, Any]]:
     """What networks do in a process that knows nothing but their folders: those of the cases of this run."""
-    asked = [params["what"] for params in chosen(request, "test_a_fresh_process_reads_the_same_network")]
-    models = ((what, what.split()[0], saved(what).model) for what in asked)
+    asked = [params["case"] for params in chosen(request, "test_a_fresh_process_reads_the_same_network")]
+    models = ((case, case.split()[0], saved(case).model) for case in asked)
     return read_again(tmp_path_factory.mktemp("fresh"), models, python=True)
 
 
-@pytest.mark.parametrize("what", RECIPES)
-def test_a_fresh_process_reads_the_same_network(fresh: dict[str, Any], what: str) -> None:
-    name, model, after = what.split()[0], fresh[what]["model"], fresh[what]["after"]
+@pytest.mark.parametrize("case", RECIPES)
+def test_a_fresh_process_reads_the_same_network(fresh: dict[str, Any], case: str) -> None:
+    name, model, after = case.split()[0], fresh[case]["model"], fresh[case]["after"]
     assert after["difference"] == 0.0
     assert after["outputs"] >= 1
     assert after["keys"] == {}
     assert after["parameters"] == parameters(model)
-    if RECIPES[what] == [LOW]:
+    if RECIPES[case] == [LOW]:
         assert parameters(model) < parameters(network(name))
     if name in GENERATES:
         assert len(after["cached"][0]) >= 6
@@ -113,12 +113,12 @@ def test_a_fresh_process_reads_the_same_network(fresh: dict[str, Any], what: str
         assert after["cached"] == after["uncached"] or int8_of(model)
 
 
-@pytest.mark.parametrize("what", RECIPES)
-def test_load_gives_it_back_and_so_once_more(saved: Callable[[str], Saved], what: str, tmp_path: Path) -> None:
-    model, batch = saved(what).model, inputs(what.split()[0])
+@pytest.mark.parametrize("case", RECIPES)
+def test_load_gives_it_back_and_so_once_more(saved: Callable[[str], Saved], case: str, tmp_path: Path) -> None:
+    model, batch = saved(case).model, inputs(case.split()[0])
     described = structure(model).as_dict()
-    assert described["order"] == [change.name() for change in RECIPES[what]]
-    again = greenformers.load(saved(what).folder)
+    assert described["order"] == [change.name() for change in RECIPES[case]]
+    again = greenformers.load(saved(case).folder)
     assert type(again) is type(model)
     assert not again.training
     assert difference(outputs(again, batch), outputs(model, batch)) == 0.0
@@ -184,9 +184,9 @@ def test_half_precision_comes_back(name: str, dtype: torch.dtype, tmp_path: Path
     assert close < 0.05 * max(part.abs().max().item() for part in outputs(again, batch))
 
 
-@pytest.mark.parametrize("what", ["gpt2 low", "t5 low"])
-def test_a_reloaded_network_can_be_cast(saved: Callable[[str], Saved], what: str) -> None:
-    name, folder = what.split()[0], saved(what).folder
+@pytest.mark.parametrize("case", ["gpt2 low", "t5 low"])
+def test_a_reloaded_network_can_be_cast(saved: Callable[[str], Saved], case: str) -> None:
+    name, folder = case.split()[0], saved(case).folder
     model = getattr(transformers, ZOO[name][1]).from_pretrained(folder)
     expected = outputs(model, inputs(name))
     for cast in (model.half, model.bfloat16):
@@ -196,17 +196,17 @@ def test_a_reloaded_network_can_be_cast(saved: Callable[[str], Saved], what: str
 
 
 @pytest.mark.parametrize(
-    ("what", "base"),
+    ("case", "base"),
     [
         ("bert low", "BertModel"), ("bert linear", "BertModel"), ("gpt2 low", "GPT2Model"), ("llama low", "LlamaModel"),
         ("bert all", "BertModel"), ("gpt2 all", "GPT2Model"),
     ],
 )  # fmt: skip
-def test_a_head_may_go(saved: Callable[[str], Saved], what: str, base: str) -> None:
-    more = {"add_pooling_layer": False} if "bert" in what else {}
-    body = getattr(transformers, base).from_pretrained(saved(what).folder, **more)
-    batch = inputs(what.split()[0])
-    assert difference(outputs(body, batch)[:1], outputs(saved(what).model.base_model, batch)[:1]) == 0.0
+def test_a_head_may_go(saved: Callable[[str], Saved], case: str, base: str) -> None:
+    more = {"add_pooling_layer": False} if "bert" in case else {}
+    body = getattr(transformers, base).from_pretrained(saved(case).folder, **more)
+    batch = inputs(case.split()[0])
+    assert difference(outputs(body, batch)[:1], outputs(saved(case).model.base_model, batch)[:1]) == 0.0
     described = body.config.quantization_config.changes
     assert set(described["low_rank"]["ranks"]) == set(ranks_of(body))
 
@@ -243,7 +243,7 @@ def test_merged_it_is_an_ordinary_network(name: str, tmp_path: Path) -> None:
     original, batch = network(name), inputs(name)
     assert greenformers.merge(model) == len(ranks_of(expected))
     assert difference(outputs(model, batch), outputs(expected, batch)) < 1e-5
-    kinds = [{path: type(part).__name__ for path, part in one.named_modules()} for one in (model, original)]
+    kinds = [{path: type(part).__name__ for path, part in each.named_modules()} for each in (model, original)]
     assert kinds[0] == kinds[1]
     assert parameters(model) == parameters(original)
     model.save_pretrained(tmp_path / "dense")
@@ -288,10 +288,10 @@ def test_two_networks_of_one_configuration() -> None:
     assert getattr(second.config, "quantization_config", None) is None
 
 
-@pytest.mark.parametrize("what", ["gpt2 low"])
-def test_a_reloaded_network_learns(saved: Callable[[str], Saved], what: str, tmp_path: Path) -> None:
-    name = what.split()[0]
-    model = greenformers.load(saved(what).folder)
+@pytest.mark.parametrize("case", ["gpt2 low"])
+def test_a_reloaded_network_learns(saved: Callable[[str], Saved], case: str, tmp_path: Path) -> None:
+    name = case.split()[0]
+    model = greenformers.load(saved(case).folder)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     row = {"input_ids": [5, 6, 7, 8], "labels": [5, 6, 7, 8]}
     arguments = TrainingArguments(
@@ -306,9 +306,9 @@ def test_a_reloaded_network_learns(saved: Callable[[str], Saved], what: str, tmp
     assert difference(outputs(again, inputs(name)), outputs(model.eval(), inputs(name))) == 0.0
 
 
-@pytest.mark.parametrize("what", ["bert low", "gpt2 low"])
-def test_export_and_compile(saved: Callable[[str], Saved], what: str) -> None:
-    model, batch = saved(what).model, inputs(what.split()[0]) | {"use_cache": False}
+@pytest.mark.parametrize("case", ["bert low", "gpt2 low"])
+def test_export_and_compile(saved: Callable[[str], Saved], case: str) -> None:
+    model, batch = saved(case).model, inputs(case.split()[0]) | {"use_cache": False}
     expected = outputs(model, batch)[0]
     exported = torch.export.export(model, (), batch, strict=False).module()
     torch.testing.assert_close(exported(**batch).logits, expected)
@@ -317,23 +317,23 @@ def test_export_and_compile(saved: Callable[[str], Saved], what: str) -> None:
         torch.testing.assert_close(compiled(**batch).logits, expected)
 
 
-@pytest.mark.parametrize("what", ["bert int8", "gpt2 low, int8", "gpt2 all"])
-def test_int8_weights_stay_shared(saved: Callable[[str], Saved], what: str) -> None:
-    again = greenformers.load(saved(what).folder)
+@pytest.mark.parametrize("case", ["bert int8", "gpt2 low, int8", "gpt2 all"])
+def test_int8_weights_stay_shared(saved: Callable[[str], Saved], case: str) -> None:
+    again = greenformers.load(saved(case).folder)
     head, table = again.get_output_embeddings(), again.get_input_embeddings()
-    if RECIPES[what] == [INT8]:
+    if RECIPES[case] == [INT8]:
         assert head.quantised.dtype == torch.int8
         assert head.quantised is table.quantised
         assert head.scale is table.scale
     assert not any(part.requires_grad for part in again.parameters())
-    stored = (saved(what).folder / "model.safetensors").stat().st_size
+    stored = (saved(case).folder / "model.safetensors").stat().st_size
     size = sum(part.numel() * part.element_size() for part in again.parameters())
     assert stored < 1.2 * size + 20_000
 
 
-@pytest.mark.parametrize("what", ["bert linformer"])
-def test_layers_share_a_parameter_as_before(saved: Callable[[str], Saved], what: str) -> None:
-    again = greenformers.load(saved(what).folder)
+@pytest.mark.parametrize("case", ["bert linformer"])
+def test_layers_share_a_parameter_as_before(saved: Callable[[str], Saved], case: str) -> None:
+    again = greenformers.load(saved(case).folder)
     mechanisms = [layer.attention.self.mechanism for layer in again.bert.encoder.layer]
     assert len({id(mechanism.E) for mechanism in mechanisms}) == 1
     assert again.config.max_position_embeddings == 60

@@ -42,15 +42,15 @@ STRANGER = "import sys; from sentence_transformers import SentenceTransformer as
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    made = Tokenizer(WordPiece(unk_token="[UNK]"))
-    made.normalizer, made.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    made.train_from_iterator(
+    tokenizer.train_from_iterator(
         sentences(200), WordPieceTrainer(vocab_size=53, special_tokens=special, show_progress=False)
     )
-    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    return PreTrainedTokenizerFast(tokenizer_object=made, **dict(zip(names, special, strict=True)))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict(zip(names, special, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def legacy(folder: Path, inner: str = "") -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(told | {"model_max_length": 2 * LONGEST}))
     if inner:
         (folder / inner).mkdir()
-        kept = ("modules.json", "config_sentence_transformers.json")
-        for path in [path for path in folder.iterdir() if path.is_file() and path.name not in kept]:
+        root_files = ("modules.json", "config_sentence_transformers.json")
+        for path in [path for path in folder.iterdir() if path.is_file() and path.name not in root_files]:
             path.rename(folder / inner / path.name)
     return folder
 
@@ -207,10 +207,10 @@ def test_judged_calibrated_and_healed_by_its_own_pooling(bert: Path, tmp_path: P
     pooled: set[str] = set()
     plain = _student.Student._part
 
-    def watched(student: Any, name: str, found: Any, wanted: Any, batch: Any) -> Any:
+    def watched(student: Any, name: str, student_output: Any, teacher_output: Any, batch: Any) -> Any:
         lengths.add(batch["attention_mask"].shape[1])
         pooled.update(student._pool.modes)
-        return plain(student, name, found, wanted, batch)
+        return plain(student, name, student_output, teacher_output, batch)
 
     monkeypatch.setattr(_student.Student, "_part", watched)
     texts = [" ".join(sentences(2, seed)) for seed in range(40)]
@@ -222,10 +222,10 @@ def test_judged_calibrated_and_healed_by_its_own_pooling(bert: Path, tmp_path: P
     greenformers.save(model, tmp_path / "small", report)
     # With another pooling the loss has another curvature, and the same budget other weights.
     means = written(bert, tmp_path / "mean", Pooling(32))
-    one, other = (SentenceTransformer(str(name), device="cpu") for name in (folder, means))
-    for each in (one, other):
+    first, second = (SentenceTransformer(str(name), device="cpu") for name in (folder, means))
+    for each in (first, second):
         greenformers.compress(each, LowRank(keep=0.5, solver="loss"), texts=texts)
-    layers = [each[0].auto_model.encoder.layer[0].output.dense for each in (one, other)]
+    layers = [each[0].auto_model.encoder.layer[0].output.dense for each in (first, second)]
     assert not torch.equal(layers[0](torch.ones(1, 44)), layers[1](torch.ones(1, 44)))
 
 
@@ -283,9 +283,9 @@ def test_from_the_hub_the_modules_come_too(bert: Path, tmp_path: Path, monkeypat
         return str(folder)
 
     monkeypatch.setattr(sentence, "snapshot_download", snapshot)
-    found = sentence_folder("some/encoder")
-    assert found is not None
-    assert read_pooling(found).modes == ("cls",)
+    place = sentence_folder("some/encoder")
+    assert place is not None
+    assert read_pooling(place).modes == ("cls",)
     assert sentence_folder("some/other") is None
     assert sentence_folder("./none") is None
     assert asked == ["some/encoder", "some/other"]

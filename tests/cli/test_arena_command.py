@@ -65,7 +65,10 @@ def test_a_grid_with_its_controls_ends_in_a_page(
     assert {"majority", "root operator", "n-grams", "transformer", "linformer"} < variants
     assert {"sliding_window:window=5", "sliding_window:window=1"} < variants
     own = [record for record in scores if "seed" in record.setting and record.variant == "linformer"]
-    assert [(one.setting["pretraining_steps"], one.setting["training_steps"]) for one in own] == [(0, 4), (2, 2)]
+    assert [(record.setting["pretraining_steps"], record.setting["training_steps"]) for record in own] == [
+        (0, 4),
+        (2, 2),
+    ]
     assert all(record.interval and record.to == "transformer" for record in own)
     assert {"train_step", "peak_memory_training", "flops", "accuracy", "loss"} <= {r.metric for r in records}
     page = (out / "report/index.html").read_text()

@@ -40,20 +40,20 @@ def test_a_grid_is_measured_once_and_drawn(
     out = capsys.readouterr().out
     assert "records: r/bench.jsonl" in out
     assert "figures: page/index.html" in out
-    found = read("r/bench.jsonl")
-    cells = {(r.variant, r.setting["length"], r.setting["rank"]) for r in found}
+    records = read("r/bench.jsonl")
+    cells = {(r.variant, r.setting["length"], r.setting["rank"]) for r in records}
     assert cells == {
         (variant, length, rank)
         for length in (4, 8)
         for variant, rank in (("transformer", None), ("transformer (eager)", None), ("lrt", 2), ("linformer", 2))
     }
-    assert {r.metric for r in found} == {
+    assert {r.metric for r in records} == {
         "latency", "train_step", "peak_memory_inference", "peak_memory_training", "flops", "flops_training",
         "parameters",
     }  # fmt: skip
-    assert len({(r.variant, str(r.setting), r.metric) for r in found}) == len(found) == 8 * 7
-    assert all(r.setting["batch"] * r.setting["length"] == 16 and r.to == "transformer" for r in found)
-    assert all(r.context["command"].startswith("greenformers bench --variants") for r in found)
+    assert len({(r.variant, str(r.setting), r.metric) for r in records}) == len(records) == 8 * 7
+    assert all(r.setting["batch"] * r.setting["length"] == 16 and r.to == "transformer" for r in records)
+    assert all(r.context["command"].startswith("greenformers bench --variants") for r in records)
     drawn = files(here / "page")
     assert set(drawn) == {
         "index.html", "inference.png", "training.png", "lrt-linformer.png", "parameters.png", "time.png", "saved.png",
@@ -75,7 +75,7 @@ def test_a_grid_is_measured_once_and_drawn(
     larger = ["--ranks", "2,4", "--modes", "inference", "--published", "there"]
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *larger) == 0
     assert "there lacks thesis_fig3_4_lrt_inference.csv, " in capsys.readouterr().out
-    new = read("r/bench.jsonl")[len(found) :]
+    new = read("r/bench.jsonl")[len(records) :]
     assert {(r.variant, r.setting["rank"]) for r in new} == {("lrt", 4)}
     assert all(r.to == "transformer" and r.ratio for r in new)
     assert "linformer" not in (here / "page/index.html").read_text().split("<h2>How it was measured")[0]
@@ -99,9 +99,9 @@ def test_a_control_that_cannot_be_as_small_is_left_out_with_its_reason(
 def test_other_slots_causal_and_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--causal", "--slot", "residual=pre", "--memory", "0.000006", "--modes", "inference", "--lengths", "4"]
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, *options) == 0
-    found = read("r/bench.jsonl")
-    assert all(r.setting["causal"] is True and r.setting["slots"] == {"residual": "pre"} for r in found)
-    batches = {r.variant: r.value for r in found if r.metric == "largest_batch_inference"}
+    records = read("r/bench.jsonl")
+    assert all(r.setting["causal"] is True and r.setting["slots"] == {"residual": "pre"} for r in records)
+    batches = {r.variant: r.value for r in records if r.metric == "largest_batch_inference"}
     assert batches.keys() == {"transformer", "transformer (eager)", "lrt"}
     assert min(batches.values()) >= 1
 
@@ -288,8 +288,8 @@ def test_of_ranks_wider_than_the_network_dense_is_left(
 
 def test_a_file_of_other_records_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--lengths", "4", "--modes", "inference") == 0
-    kept = read("r/bench.jsonl")
-    append("other.jsonl", kept[:1])
+    records = read("r/bench.jsonl")
+    append("other.jsonl", records[:1])
     Path("other.jsonl").write_text(Path("other.jsonl").read_text() + "no record\n")
     assert run(monkeypatch, "bench", "--variants", "lrt", *BENCH, "--results", "other.jsonl") == 2
     assert Path("other.jsonl").read_text().endswith("no record\n")

@@ -44,14 +44,14 @@ def test_compare_trains_measures_and_reports(
     shown = capsys.readouterr().out
     assert "Test accuracy (%)" in shown
     assert str(out / "index.html") in shown
-    found = read(results)
-    assert {record.variant for record in found} == {"transformer", "lrt", "linformer"}
-    metrics = {record.metric for record in found if record.variant == "lrt"}
+    records = read(results)
+    assert {record.variant for record in records} == {"transformer", "lrt", "linformer"}
+    metrics = {record.metric for record in records if record.variant == "lrt"}
     assert metrics >= {
         "parameters", "train_accuracy", "test_accuracy", "train_time", "latency", "peak_memory_training",
         "peak_memory_inference", "flops", "energy", "co2", "train_loss",
     }  # fmt: skip
-    context = found[0].context
+    context = records[0].context
     assert context["command"].startswith("greenformers compare --epochs 1")
     assert str(tmp_path) not in context["command"]
     assert context["seed"] == 0
@@ -68,7 +68,7 @@ def test_compare_trains_measures_and_reports(
     words = words[:at] + words[at + 2 :]
     assert "--k is for an attention that" in refused(monkeypatch, capsys, *words, "--variants", "narrow,lrt", "--k=3")
     assert run(monkeypatch, *words, "--variants", "transformer") == 0
-    assert len(read(results)) > len(found)
+    assert len(read(results)) > len(records)
     assert {record.variant for record in newest(read(results))} == {"transformer"}
 
 

@@ -132,9 +132,9 @@ def test_a_translator_from_flags_to_scores(
     assert re.findall("(?:source|target): (.*)", shown) == ["dog 0", "hund 0", "dog 1", "hund 1"]
     assert len(re.findall("(?m)^ours:   ", shown)) == 2
     values = dict(re.findall(r"(?m)^test (\w+): (\S+)$", shown))
-    found = {record.metric: record.value for record in read(results)}
-    assert list(values) == list(found) == ["loss", "perplexity", "bleu", "chrf"]
-    assert {name: f"{value:.4g}" for name, value in found.items()} == values
+    scores = {record.metric: record.value for record in read(results)}
+    assert list(values) == list(scores) == ["loss", "perplexity", "bleu", "chrf"]
+    assert {name: f"{value:.4g}" for name, value in scores.items()} == values
 
     assert run(monkeypatch, "generate", str(out), "--prompt", "dog 0", "--prompt", "dog 1", "--beams", "2") == 0
     ours = re.findall("(?m)^ours:   (.*)$", shown)
@@ -170,14 +170,15 @@ def test_a_summariser_from_flags_to_scores(
     assert re.findall(r"(?m)^valid (\w+): \S+ \(\S+ to \S+\)$", shown) == names
     beside = re.findall(r"(?m)^valid (\w+) of (lead-\d): \S+; ours less this \S+ to \S+$", shown)
     assert beside == [(name, lead) for lead in ("lead-1", "lead-3") for name in names]
-    found = read(results)
-    assert [(record.variant, record.metric) for record in found] == [
+    records = read(results)
+    assert [(record.variant, record.metric) for record in records] == [
         ("transformer", "loss"), ("transformer", "perplexity"), *(("transformer", name) for name in names),
         *((lead, name) for lead in ("lead-1", "lead-3") for name in names),
     ]  # fmt: skip
-    assert [record.to for record in found] == [None] * 2 + ["lead-1"] * 3 + [None] * 6
+    assert [record.to for record in records] == [None] * 2 + ["lead-1"] * 3 + [None] * 6
     ours, lead = (
-        {record.metric: record for record in found if record.variant == one} for one in ("transformer", "lead-1")
+        {record.metric: record for record in records if record.variant == variant}
+        for variant in ("transformer", "lead-1")
     )
     low, high = ours["rouge_1"].interval
     assert low <= ours["rouge_1"].value - lead["rouge_1"].value <= high

@@ -32,10 +32,10 @@ def wave_hello(name: Annotated[str, typer.Option(help="Whom to greet.")] = "you"
 
 def group(folder: Path) -> TyperGroup:
     """The command line of a folder."""
-    found = get_command(cli.application())
+    command = get_command(cli.application())
     for name in folder.relative_to(HOME).parts:
-        found = cast(TyperGroup, found).commands[name]
-    return cast(TyperGroup, found)
+        command = cast(TyperGroup, command).commands[name]
+    return cast(TyperGroup, command)
 
 
 def commands(folder: Path = HOME) -> Iterator[tuple[str, TyperCommand]]:
@@ -118,8 +118,8 @@ def test_help_starts_with_what_comes_first() -> None:
 def test_the_commands_import_nothing_heavy() -> None:
     heavy = {"torch", "transformers", "numpy", "scipy", "sklearn", "matplotlib", "pysam", "soundfile"}
     code = f"import sys; from greenformers.cli import application; application(); print(*{heavy} & set(sys.modules))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == []
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == []
 
 
 @pytest.mark.parametrize("words", [["compare", "--hiden", "8"], ["genome", "encode", "--refrence", "a.fa"], ["compar"]])

@@ -93,11 +93,11 @@ def test_what_another_command_line_has_trained_is_not_lost(
     with monkeypatch.context() as patched:
         patched.setattr(compare, "fit", interrupted(compare.fit, 1, signal.SIGTERM, []))
         assert run(patched, *words(tmp_path)) == 128 + signal.SIGTERM
-    kept = tmp_path / "report" / "unfinished" / "step-0" / "model.safetensors"
-    assert kept.is_file()
+    weights = tmp_path / "report" / "unfinished" / "step-0" / "model.safetensors"
+    assert weights.is_file()
     message = refused(monkeypatch, capsys, *words(tmp_path, "--seed", "1"))
     assert "unfinished holds what another command has not finished" in message
-    assert kept.is_file()
+    assert weights.is_file()
 
 
 def test_a_damaged_part_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
 
 
 def measured(file: Path) -> str:
-    found = [(128, 64, 2.59), (512, 64, 1.93), (128, 32, 2.73), (512, 32, 2.0)]
+    speedups = [(128, 64, 2.59), (512, 64, 1.93), (128, 32, 2.73), (512, 32, 2.0)]
     append(
         file,
         [
             Record("bench", "lrt", {"length": length, "rank": rank}, "train_step", 1.0, "ms", ratio=ratio, to="dense")
-            for length, rank, ratio in found
+            for length, rank, ratio in speedups
         ],
     )
     return str(file)
@@ -79,11 +79,11 @@ def test_a_run_from_physics_leaves_records(
     # 1.2e20 FLOPs at 2e14 a second: 166.7 hours.
     assert shown["estimated run"][1:3] == ["1.39", "1,000-2,000"]
     assert shown["estimated run"][4:] == ["240", "167"]
-    found = {(each.variant, each.metric, each.setting.get("bound")): each for each in read(file)}
-    fast = found["estimated run, faster", "usd", "high"]
+    records = {(each.variant, each.metric, each.setting.get("bound")): each for each in read(file)}
+    fast = records["estimated run, faster", "usd", "high"]
     assert (round(fast.value), fast.unit, fast.ratio, fast.to) == (1000, "USD", 2.0, "estimated run")
     assert fast.context["command"].startswith("greenformers cost --parameters 1e9")
-    co2 = found["estimated run", "co2", None]
+    co2 = records["estimated run", "co2", None]
     assert co2.value == pytest.approx(240 * grid_intensity("USA"))
     # The same from FLOPs; and the report shows what was recorded.
     assert rows(monkeypatch, capsys, "--flops", "1.2e20", *options) == shown

@@ -38,8 +38,8 @@ def shown(monkeypatch, capsys):
     return command
 
 
-def pairs(one, other, alphabet="iupac"):
-    return text(diplotype(*[Haplotype(encoded(side)) for side in (one, other)]), alphabet)
+def pairs(first, second, alphabet="iupac"):
+    return text(diplotype(*[Haplotype(encoded(side)) for side in (first, second)]), alphabet)
 
 
 def expected(name):
@@ -60,9 +60,9 @@ def test_help_imports_nothing_heavy():
         "heavy = 'torch', 'transformers', 'pysam', 'sentencepiece', 'sklearn', 'scipy'\n"
         "print(*[name for name in heavy if name in sys.modules], file=sys.stderr)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (found.returncode, found.stderr.strip()) == (0, "")
-    assert "--mapping-quality" in found.stdout
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr.strip()) == (0, "")
+    assert "--mapping-quality" in process.stdout
 
 
 @pytest.mark.parametrize("command", ["encode", "tokenize", "simulate"])
@@ -94,7 +94,7 @@ def test_encode_files_of_all_kinds(here, shown):
     assert shown(words) == ["new.tsv: 5 people, diplotypes of 19:5-160 (156 positions)"]
     sides = [(files.SEQUENCE, files.changed(20)), *[expected(name) for name in files.CALLS], 2 * [files.changed(30)]]
     assert [(row["person"], row["sequence"]) for row in load(here / "new.tsv")] == [
-        (name, pairs(*[one[4:160] for one in both]))
+        (name, pairs(*[side[4:160] for side in both]))
         for name, both in zip(["dan", "ann", "bob", "cid", "eve"], sides, strict=True)
     ]
 
@@ -136,15 +136,15 @@ def test_tokens_of_a_genome_and_of_people(here, shown):
     assert out[0] == "genome: 90 tokens of 9 sentences"
     assert re.search(r"a token has [1-9]\.\d\d ", out[1])
     shown("encode --reference ref.fa --out new.tsv all.vcf.gz --alphabet thesis")
-    made = AutoTokenizer.from_pretrained(here / "genome")
-    assert made.model_max_length == 4096
-    assert made.cls_token_id == 2
+    tokenizer = AutoTokenizer.from_pretrained(here / "genome")
+    assert tokenizer.model_max_length == 4096
+    assert tokenizer.cls_token_id == 2
     out = shown("tokenize --sequences new.tsv --out people --size 90 --max-length 50")
     assert re.fullmatch(r"people: 90 tokens of \d sentences", out[0])
-    made = AutoTokenizer.from_pretrained(here / "people")
+    tokenizer = AutoTokenizer.from_pretrained(here / "people")
     sequence = files.SEQUENCE
-    assert made.decode(made(sequence)["input_ids"], skip_special_tokens=True) == sequence
-    assert len(made(sequence, truncation=True)["input_ids"]) == 50
+    assert tokenizer.decode(tokenizer(sequence)["input_ids"], skip_special_tokens=True) == sequence
+    assert len(tokenizer(sequence, truncation=True)["input_ids"]) == 50
 
 
 def test_tokens_of_people_have_their_variants(here, shown):
@@ -152,16 +152,16 @@ def test_tokens_of_people_have_their_variants(here, shown):
 
     shown("encode --reference ref.fa --out new.tsv all.vcf.gz")
     shown("tokenize --sequences new.tsv --out people --size 90")
-    made = AutoTokenizer.from_pretrained(here / "people")
+    tokenizer = AutoTokenizer.from_pretrained(here / "people")
     for row in load(here / "new.tsv"):
-        assert made.decode(made(row["sequence"])["input_ids"], skip_special_tokens=True) == row["sequence"]
+        assert tokenizer.decode(tokenizer(row["sequence"])["input_ids"], skip_special_tokens=True) == row["sequence"]
 
 
 def test_tokens_are_the_same_by_seed(here, shown):
     for name, seed in (("one", 3), ("two", 3), ("three", 4)):
         shown(f"tokenize --reference ref.fa --out {name} --size 150 --starts 3 --seed {seed}")
-    one, two, three = ((here / name / "tokenizer.json").read_text() for name in ("one", "two", "three"))
-    assert one == two != three
+    first, again, other = ((here / name / "tokenizer.json").read_text() for name in ("one", "two", "three"))
+    assert first == again != other
 
 
 def test_kmers(here, shown):
@@ -172,9 +172,9 @@ def test_kmers(here, shown):
     words = "tokenize --reference ref.fa --mode haplotype --out kmers --pattern 1101 --stride 2 --size 5000"
     (out,) = shown(words)
     assert re.fullmatch(r"kmers: \d+ tokens of 100 sentences", out)
-    made = AutoTokenizer.from_pretrained(here / "kmers")
-    assert made.unk_token_id in made(kmers("ACGTNNNN", "1101", 2))["input_ids"]
-    assert "...." not in made.get_vocab()
+    tokenizer = AutoTokenizer.from_pretrained(here / "kmers")
+    assert tokenizer.unk_token_id in tokenizer(kmers("ACGTNNNN", "1101", 2))["input_ids"]
+    assert "...." not in tokenizer.get_vocab()
 
 
 def test_from_phenotypes_to_tokens(here, shown):
@@ -223,16 +223,16 @@ def test_apoe(shown, tmp_path):
 
 def big(tmp_path, kind):
     """A file with a header of 100,000 contigs, or with a line of 10 MB."""
-    name, _, what = kind.partition(", ")
+    name, _, excess = kind.partition(", ")
     long, contigs = "x" * 10_000_000, range(100_000)
     if name == "vcf":
-        extra = f"##note={long}\n" if what == "line" else "".join(f"##contig=<ID=c{n}>\n" for n in contigs)
+        extra = f"##note={long}\n" if excess == "line" else "".join(f"##contig=<ID=c{n}>\n" for n in contigs)
         path = files.vcf(tmp_path / "big.vcf", files.records("ann"), ["ann"])
         path.write_text(path.read_text().replace("##contig", extra + "##contig", 1))
         return path
-    known = {"19": 300} | ({} if what == "line" else {f"c{n}": 9 for n in contigs})
-    lines = [f"@CO\t{long}"] if what == "line" else []
-    return files.aligned(tmp_path / "big.bam", [*lines, *files.reads(files.SEQUENCE)], known)
+    lengths = {"19": 300} | ({} if excess == "line" else {f"c{n}": 9 for n in contigs})
+    lines = [f"@CO\t{long}"] if excess == "line" else []
+    return files.aligned(tmp_path / "big.bam", [*lines, *files.reads(files.SEQUENCE)], lengths)
 
 
 @pytest.mark.parametrize("kind", ["vcf, contigs", "vcf, line", "bam, contigs", "bam, line"])

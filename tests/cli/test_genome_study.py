@@ -34,7 +34,7 @@ STEPS = f"study steps {LEARN} --learning-rate 1e-12 --splits 1 "
 BARE = "study length --sequences people.tsv --hidden 16 --layers 1 --heads 2 --feed-forward 16 --k 64 --batch 2 "
 LENGTH = f"{BARE} --tokens tokens "
 KINDS = ("one a nucleotide", "subwords")
-MODELS = [f"logistic regression, {one}" for one in ("known variants", "all variants", "6-mers")]
+MODELS = [f"logistic regression, {features}" for features in ("known variants", "all variants", "6-mers")]
 
 
 def png(path: Path) -> bool:
@@ -43,7 +43,7 @@ def png(path: Path) -> bool:
 
 def timeless(path: Path) -> list[Record]:
     """Records without when and by which command they were made."""
-    return [replace(one, context={}) for one in read(path)]
+    return [replace(entry, context={}) for entry in read(path)]
 
 
 def reported(monkeypatch, capsys, folder: Path, name: str) -> str:
@@ -92,13 +92,13 @@ def eager(there) -> str:
 @pytest.mark.usefixtures("around")
 def test_each_margin_is_a_folder_of_runs_of_its_region(there):
     folder = there / "around"
-    assert sorted(one.name for one in folder.iterdir()) == ["plus0", "plus10", "study.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["plus0", "plus10", "study.png"]
     assert png(folder / "study.png")
     for name, region in (("plus0", "19:331-340"), ("plus10", "19:321-350")):
-        assert sorted(one.name for one in (folder / name).iterdir()) == ["split0", "split1"]
+        assert sorted(path.name for path in (folder / name).iterdir()) == ["split0", "split1"]
         own = [runs.settings_of(folder / name / f"split{draw}", Finetuning) for draw in (0, 1)]
-        assert [one.region for one in own] == [region] * 2
-        assert [one.split for one in own] == [0, 1]
+        assert [settings.region for settings in own] == [region] * 2
+        assert [settings.split for settings in own] == [0, 1]
         assert all(runs.trained(folder / name / f"split{draw}", Finetuning) for draw in (0, 1))
 
 
@@ -108,11 +108,11 @@ def test_the_table_has_the_baselines_and_the_margins_in_order(there, around):
                    if line[0] in "│┃"]  # fmt: skip
     assert head == ["AUC in % (s.d.)", "0", "10"]
     assert [row[0] for row in rows] == ["linformer", *MODELS]
-    made = {(one.variant, one.setting["margin"]): one for one in read(there / "records" / "around.jsonl")
-            if one.metric == "auc"}  # fmt: skip
+    records = {(entry.variant, entry.setting["margin"]): entry for entry in read(there / "records" / "around.jsonl")
+            if entry.metric == "auc"}  # fmt: skip
     for name, *cells in rows:
-        own = [made[name, margin] for margin in (0, 10)]
-        assert cells == [f"{one.value:.1f} ({one.spread:.1f})" for one in own]
+        own = [records[name, margin] for margin in (0, 10)]
+        assert cells == [f"{entry.value:.1f} ({entry.spread:.1f})" for entry in own]
     # The known variant is one that all who are ill have, and nobody else.
     assert rows[1][1:] == ["100.0 (0.0)"] * 2
     assert around.endswith("picture: around/study.png\n")
@@ -120,13 +120,13 @@ def test_the_table_has_the_baselines_and_the_margins_in_order(there, around):
 
 @pytest.mark.usefixtures("around")
 def test_records_have_the_margin_and_are_for_the_report(monkeypatch, capsys, there):
-    made = read(there / "records" / "around.jsonl")
-    assert [one.setting["margin"] for one in made] == [0] * 8 + [10] * 8
-    assert {one.benchmark for one in made} == {"genome_study"}
+    records = read(there / "records" / "around.jsonl")
+    assert [entry.setting["margin"] for entry in records] == [0] * 8 + [10] * 8
+    assert {entry.benchmark for entry in records} == {"genome_study"}
     assert not SECRET.search((there / "records" / "around.jsonl").read_text())
-    for one in made:
-        assert one.setting["region"] == {0: "19:331-340", 10: "19:321-350"}[one.setting["margin"]]
-        assert one.context["command"].endswith("--results records/around.jsonl")
+    for entry in records:
+        assert entry.setting["region"] == {0: "19:331-340", 10: "19:321-350"}[entry.setting["margin"]]
+        assert entry.context["command"].endswith("--results records/around.jsonl")
     out = reported(monkeypatch, capsys, there, "around")
     assert all(word in out for word in ("margin", "19:321-350", *MODELS))
 
@@ -164,7 +164,7 @@ def test_a_study_that_has_ended_only_reads(monkeypatch, there):
         shown(there, f"{AROUND} --out ended --resume --results ended.jsonl")
     assert {name: when for name, when in state(there / "ended").items() if name in before} == before
     assert timeless(there / "ended.jsonl") == timeless(there / "records" / "around.jsonl")
-    assert len({one.context["time"] for one in read(there / "ended.jsonl")}) == 1
+    assert len({entry.context["time"] for entry in read(there / "ended.jsonl")}) == 1
     (there / "ended.jsonl").unlink()
     other = refusal(there, f"{AROUND} --out ended --resume --feed-forward 8")
     assert other.startswith("split0 holds a run with other settings than these: ")
@@ -178,8 +178,8 @@ def test_known_variants_may_be_around_the_gene(there):
     outside = next(place for place in places if not 331 <= place <= 340)
     words = f"{GENE} --margins 10,0 --known {outside} --out outside --resume --results outside.jsonl"
     shown(there, words)
-    known = [one for one in read(there / "outside.jsonl") if one.variant == MODELS[0]]
-    assert {one.setting["margin"] for one in known} == {10}
+    records = [entry for entry in read(there / "outside.jsonl") if entry.variant == MODELS[0]]
+    assert {entry.setting["margin"] for entry in records} == {10}
     (there / "outside.jsonl").unlink()
 
 
@@ -190,22 +190,22 @@ def test_known_variants_may_be_around_the_gene(there):
 @pytest.mark.usefixtures("steps")
 def test_each_number_of_steps_starts_where_pretraining_was(there):
     folder = there / "steps"
-    assert sorted(one.name for one in folder.iterdir()) == ["after0", "after2", "after4", "study.png"]
+    assert sorted(path.name for path in folder.iterdir()) == ["after0", "after2", "after4", "study.png"]
     assert png(folder / "study.png")
     inits = [runs.settings_of(folder / f"after{step}" / "split0", Finetuning).init for step in (0, 2, 4)]
     assert inits == [None, "before/at/2", "before"]
     stored = {2: load(weights(there / "before" / "at" / "2")), 4: load(weights(there / "before"))}
-    found = {step: load(weights(folder / f"after{step}" / "split0")) for step in (0, 2, 4)}
-    body = [name for name in stored[4] if name.startswith("encoder.") and name in found[4]]
+    finetuned = {step: load(weights(folder / f"after{step}" / "split0")) for step in (0, 2, 4)}
+    body = [name for name in stored[4] if name.startswith("encoder.") and name in finetuned[4]]
     assert len(body) > 8
 
-    def far(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-        return max(one[name].sub(other[name]).abs().max().item() for name in body)
+    def far(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+        return max(first[name].sub(second[name]).abs().max().item() for name in body)
 
     assert far(stored[2], stored[4]) > 1e-3
     for step in (2, 4):
-        assert far(found[step], stored[step]) < 1e-6
-        assert far(found[0], stored[step]) > 1e-2
+        assert far(finetuned[step], stored[step]) < 1e-6
+        assert far(finetuned[0], stored[step]) > 1e-2
 
 
 @pytest.mark.usefixtures("steps")
@@ -216,8 +216,8 @@ def test_the_tokens_are_those_of_pretraining(there):
 
 
 def test_baselines_stand_where_nothing_was_pretrained(monkeypatch, capsys, there, steps):
-    made = read(there / "records" / "steps.jsonl")
-    points = [(one.variant, one.setting["pretraining_steps"]) for one in made if one.metric == "auc"]
+    records = read(there / "records" / "steps.jsonl")
+    points = [(entry.variant, entry.setting["pretraining_steps"]) for entry in records if entry.metric == "auc"]
     assert points == [("linformer", 0), *[(name, 0) for name in MODELS], ("linformer", 2), ("linformer", 4)]
     table = steps[steps.index("Steps of pre-training") :]
     assert re.search(r"┃ AUC in % \(s\.d\.\) +┃ 0 +┃ 2 +┃ 4 +┃", table)
@@ -230,7 +230,7 @@ def test_without_snapshots_there_are_beginning_and_end(there):
     (there / "tables").mkdir()
     (there / "tables" / "thesis_table5_2_alzheimer.csv").write_text("model,auc,f1\nTransformer,0.5,0.25\n")
     out = shown(there, f"{STEPS} --init plain --out bare --references tables")
-    assert sorted(one.name for one in (there / "bare").iterdir()) == ["after0", "after4", "study.png"]
+    assert sorted(path.name for path in (there / "bare").iterdir()) == ["after0", "after4", "study.png"]
     assert out.endswith("Cahyawijaya 2021: Transformer: AUC 50.0 %, F1 25.0 %\n")
 
 
@@ -239,56 +239,56 @@ def test_without_snapshots_there_are_beginning_and_end(there):
 
 def rows(table: str) -> dict[tuple[str, str], tuple[int, int, str]]:
     """Of a table, by network and kind of tokens: tokens, nucleotides, how many times as many."""
-    found = re.findall(r"(?m)^│ (.+?) +│ ([\d,]+) +│ (one a nucleotide|subwords) +│ ([\d,]+) +│ ([\d.]*) +│", table)
+    matches = re.findall(r"(?m)^│ (.+?) +│ ([\d,]+) +│ (one a nucleotide|subwords) +│ ([\d,]+) +│ ([\d.]*) +│", table)
     return {
         (name, kind): (int(tokens.replace(",", "")), int(nucleotides.replace(",", "")), times)
-        for name, tokens, kind, nucleotides, times in found
+        for name, tokens, kind, nucleotides, times in matches
     }
 
 
 @pytest.mark.slow
 def test_eager_attention_takes_what_the_budget_is_made_of(there, eager):
-    found = rows(eager)
+    lengths = rows(eager)
     names = ["transformer (eager)", "transformer (eager), recomputed"]
-    assert list(found) == [(name, kind) for name in names for kind in KINDS]
-    assert found["transformer (eager)", KINDS[0]] == (1026, 1024, "1.0")
-    for name, kind in found:
-        assert found[name, kind][0] >= found["transformer (eager)", kind][0]
+    assert list(lengths) == [(name, kind) for name in names for kind in KINDS]
+    assert lengths["transformer (eager)", KINDS[0]] == (1026, 1024, "1.0")
+    for name, kind in lengths:
+        assert lengths[name, kind][0] >= lengths["transformer (eager)", kind][0]
     assert eager.endswith("picture: eager/training.png\n")
-    assert [one.name for one in (there / "eager").iterdir()] == ["training.png"]
+    assert [path.name for path in (there / "eager").iterdir()] == ["training.png"]
     assert png(there / "eager" / "training.png")
 
 
 @pytest.mark.slow
 def test_both_kinds_of_tokens_and_all_networks_are_in_the_table(there):
     out = shown(there, f"{LENGTH} --variants 'transformer (eager),linformer' --mode inference --out networks")
-    found = rows(out)
+    lengths = rows(out)
     names = ["transformer (eager)", "linformer"]
-    assert list(found) == [(name, kind) for name in names for kind in KINDS]
-    assert found[names[0], KINDS[0]] == (1026, 1024, "1.0")
-    assert found[names[1], KINDS[0]][0] > 2 * 1026
+    assert list(lengths) == [(name, kind) for name in names for kind in KINDS]
+    assert lengths[names[0], KINDS[0]] == (1026, 1024, "1.0")
+    assert lengths[names[1], KINDS[0]][0] > 2 * 1026
     mean = float(re.search(r"batch 2, (\d\.\d\d) characters a subword", out)[1])
     assert mean > 1.5
     for name in names:
-        (one, letters, _), (other, nucleotides, _) = (found[name, kind] for kind in KINDS)
-        assert letters == one - 2
+        (tokens, letters, _), (subwords, nucleotides, _) = (lengths[name, kind] for kind in KINDS)
+        assert letters == tokens - 2
         # A larger vocabulary leaves hardly less room.
-        assert 0.95 * one <= other <= one
-        assert nucleotides == pytest.approx(mean * (other - 2), rel=0.01)
-    for _, nucleotides, times in found.values():
+        assert 0.95 * tokens <= subwords <= tokens
+        assert nucleotides == pytest.approx(mean * (subwords - 2), rel=0.01)
+    for _, nucleotides, times in lengths.values():
         assert float(times) == pytest.approx(nucleotides / 1024, abs=0.051)
 
 
 def test_records_of_length_are_for_the_report(monkeypatch, capsys, there, eager):
-    made = read(there / "records" / "length.jsonl")
-    found = rows(eager)
-    assert len(made) == len(found) == 4
-    for one in made:
-        name = one.variant + ", recomputed" * one.setting["recompute"]
-        tokens, nucleotides, times = found[name, one.setting["tokens"]]
-        assert (one.setting["token_count"], round(one.value), f"{one.ratio:.1f}") == (tokens, nucleotides, times)
-        assert (one.setting["mode"], one.setting["k"], one.setting["batch"]) == ("training", 64, 2)
-        assert one.source == "counted"
+    records = read(there / "records" / "length.jsonl")
+    lengths = rows(eager)
+    assert len(records) == len(lengths) == 4
+    for entry in records:
+        name = entry.variant + ", recomputed" * entry.setting["recompute"]
+        tokens, nucleotides, times = lengths[name, entry.setting["tokens"]]
+        assert (entry.setting["token_count"], round(entry.value), f"{entry.ratio:.1f}") == (tokens, nucleotides, times)
+        assert (entry.setting["mode"], entry.setting["k"], entry.setting["batch"]) == ("training", 64, 2)
+        assert entry.source == "counted"
     out = reported(monkeypatch, capsys, there, "length")
     assert all(word in out for word in ("transformer (eager)", "subwords", "nucleotides"))
 
@@ -305,8 +305,8 @@ def test_more_memory_is_a_longer_sequence_in_both_modes(there):
     assert all(inference[key][0] > training[key][0] > 0 for key in inference)
     more = rows(shown(there, f"{words} --mode inference --memory 0.001"))
     assert all(more[key][0] > inference[key][0] for key in inference)
-    assert sorted(one.name for one in (there / "both").iterdir()) == ["inference.png", "training.png"]
-    assert all(png(one) for one in (there / "both").iterdir())
+    assert sorted(path.name for path in (there / "both").iterdir()) == ["inference.png", "training.png"]
+    assert all(png(path) for path in (there / "both").iterdir())
 
 
 @pytest.mark.slow

@@ -89,11 +89,11 @@ def test_pretrain_leaves_a_model_that_loads(before):
 @pytest.mark.usefixtures("before")
 def test_text_of_a_genome_is_in_one_split(there):
     for split, low, high in (("train", 0, 36_000), ("valid", 36_000, 38_000), ("test", 38_000, 40_000)):
-        found = fragments(there, "before", split)
-        long = [one for one in found if len(one) >= 15]  # shorter ones may be anywhere by chance
+        pieces = fragments(there, "before", split)
+        long = [piece for piece in pieces if len(piece) >= 15]  # shorter ones may be anywhere by chance
         assert long
-        assert all(one in SEQUENCE[low:high] for one in found)
-        assert not any(one in SEQUENCE[:low] + "-" + SEQUENCE[high:] for one in long)
+        assert all(piece in SEQUENCE[low:high] for piece in pieces)
+        assert not any(piece in SEQUENCE[:low] + "-" + SEQUENCE[high:] for piece in long)
 
 
 @pytest.mark.usefixtures("before")
@@ -102,7 +102,7 @@ def test_common_sites_are_in_what_is_learnt(monkeypatch, there):
     shown(there, f"{GENOME} --sites sites.vcf --out common")
     for name, places in (("before", []), ("common", [10, 150])):  # the second of three sites is rare
         whole = runs.settings_of(there / name, Pretraining).task().objective.data.sequences["train"][0]
-        assert [at for at, one in enumerate(whole, 1) if one != SEQUENCE[at - 1]] == places
+        assert [at for at, symbol in enumerate(whole, 1) if symbol != SEQUENCE[at - 1]] == places
     assert not set(whole[9] + whole[149]) & set("ACGT")
 
 
@@ -120,14 +120,14 @@ def test_people_are_in_one_split_of_text(there):
     """Of every 20 people the last but one is for validation, the last for the test."""
     about, _ = (there / "people.tsv").read_text().split("\n", 1)
     own = [bases(900, 50 + number) for number in range(20)]
-    rows = [f"{name}\t{one}\n" for name, one in zip(PEOPLE, own, strict=False)]
+    rows = [f"{name}\t{sequence}\n" for name, sequence in zip(PEOPLE, own, strict=False)]
     (there / "apart.tsv").write_text(f"{about}\nperson\tsequence\n" + "".join(rows))
     shown(there, f"{PRETRAIN} --tokens tokens --sequences apart.tsv --length 8 --out apart")
     for split, whose in (("train", range(18)), ("valid", [18]), ("test", [19])):
-        found = {number for part in fragments(there, "apart", split) if len(part) > 12
-                 for number, one in enumerate(own) if part in one}  # fmt: skip
-        assert found
-        assert found <= set(whose)
+        numbers = {number for part in fragments(there, "apart", split) if len(part) > 12
+                 for number, sequence in enumerate(own) if part in sequence}  # fmt: skip
+        assert numbers
+        assert numbers <= set(whose)
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_finetune_leaves_a_run_a_draw(risk):
     assert sorted(path.name for path in folder.iterdir()) == ["split0", "split1"]
     rows = re.findall(r"(?m)^│ (.+?) +│ (\d+\.\d\d) \(s\.d\. \d+\.\d\d\) +│ (\d+\.\d\d) \(s", out)
     models = ("known variants", "all variants", "6-mers")
-    assert [name for name, *_ in rows] == ["linformer", *(f"logistic regression, {one}" for one in models)]
+    assert [name for name, *_ in rows] == ["linformer", *(f"logistic regression, {features}" for features in models)]
     # Who is ill has the planted variant, and nobody else has it.
     assert rows[1][1:] == ("100.00", "100.00")
     assert "region 19:301-360, people 40, draws 2" in out
@@ -163,16 +163,19 @@ def test_a_person_is_in_one_split(there):
     for number in range(2):
         parts = [fragments(there, f"risk/split{number}", name, Finetuning) for name in ("train", "valid", "test")]
         assert [len(part) for part in parts] == [28, 4, 8]
-        assert all(not set(one) & set(other) for one, other in combinations(parts, 2))
+        assert all(not set(first) & set(second) for first, second in combinations(parts, 2))
         assert sorted(chain(*parts)) == sorted(everybody)
         draws.append(set(parts[2]))
     assert draws[0] != draws[1]
 
 
 def test_records_are_for_the_report(monkeypatch, capsys, there, risk):
-    made = read(there / "records" / "risk.jsonl")
-    assert [(one.benchmark, one.metric) for one in made] == [("genome_risk", "auc"), ("genome_risk", "f1")] * 4
-    for record in made:
+    records = read(there / "records" / "risk.jsonl")
+    assert [(record.benchmark, record.metric) for record in records] == [
+        ("genome_risk", "auc"),
+        ("genome_risk", "f1"),
+    ] * 4
+    for record in records:
         assert f"{record.value:.2f} (s.d. {record.spread:.2f})" in risk[1]
         assert record.context["command"].endswith("--results records/risk.jsonl")
     monkeypatch.chdir(there)
@@ -187,13 +190,15 @@ def test_finetuning_starts_from_what_was_pretrained(there, before):
     own = runs.settings_of(there / "after" / "split0", Finetuning)
     assert (own.hidden, own.layers, own.heads, own.feed_forward, own.k, own.length) == (16, 1, 2, 16, 4, 64)
     shown(there, f"{words} --tokens tokens --out scratch")
-    after, scratch, stored = (load(weights(one)) for one in (there / "after/split0", there / "scratch/split0", before))
+    after, scratch, stored = (
+        load(weights(folder)) for folder in (there / "after/split0", there / "scratch/split0", before)
+    )
     body = [name for name in stored if name.startswith("encoder.") and name in after]
     assert len(body) > 8
     assert any(scratch[name].ne(stored[name]).any() for name in body)
     for name in body:
         assert after[name].sub(stored[name]).abs().max() < 1e-6
-    assert len({(one / "model" / "tokenizer.json").read_text() for one in (there / "after/split0", before)}) == 1
+    assert len({(folder / "model" / "tokenizer.json").read_text() for folder in (there / "after/split0", before)}) == 1
 
 
 def test_finetuning_that_was_stopped_goes_on(there, risk):
@@ -232,8 +237,8 @@ def test_explain_a_run(there):
     scores = [float(score) for *_, score in rows]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 0
-    found = re.findall(r"(?m)^│ (\d+) +│ (\w*) +│ (\d\.\d+) +│$", out)
-    assert found == [(position, name, f"{float(score):.4f}") for position, name, score in rows[:3]]
+    table = re.findall(r"(?m)^│ (\d+) +│ (\w*) +│ (\d\.\d+) +│$", out)
+    assert table == [(position, name, f"{float(score):.4f}") for position, name, score in rows[:3]]
     assert "5 test people, 19:301-360" in out
     before = state(there / "risk")
     shown(there, "explain risk/split0 --out bare --steps 2")

@@ -34,13 +34,13 @@ def panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> floa
 
 
 def test_equal_heads_and_layers_are_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = panels(monkeypatch, tmp_path, "cascade", "--heads", "1")
-    assert panels(monkeypatch, tmp_path, "cascade", "--heads", "4", "--layers", "1") == one
-    assert panels(monkeypatch, tmp_path, "local_blocks", "--heads", "2", "--layers", "3") == one
+    area = panels(monkeypatch, tmp_path, "cascade", "--heads", "1")
+    assert panels(monkeypatch, tmp_path, "cascade", "--heads", "4", "--layers", "1") == area
+    assert panels(monkeypatch, tmp_path, "local_blocks", "--heads", "2", "--layers", "3") == area
     # Layers that differ stand side by side; layers and heads that differ in a grid.
-    assert panels(monkeypatch, tmp_path, "cascade", "--layers", "4", "--option", "base=1") > 2 * one
+    assert panels(monkeypatch, tmp_path, "cascade", "--layers", "4", "--option", "base=1") > 2 * area
     few = ["--heads", "2", "--layers", "2", "--option", "block=2", "--option", "random=1"]
-    assert panels(monkeypatch, tmp_path, "bigbird", *few) == pytest.approx(one, rel=0.4)
+    assert panels(monkeypatch, tmp_path, "bigbird", *few) == pytest.approx(area, rel=0.4)
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,12 @@ def test_a_model_and_its_texts(
     shown = capsys.readouterr().out
     for text in ("First 3 of 12", "k for 0.8", "4 blocks of 12 tokens", f"report: {out / 'index.html'}"):
         assert text in shown, text
-    found = read(results)
-    assert {(record.benchmark, record.variant) for record in found} == {("spectrum", "bert")}
-    assert found[0].setting == {"layer": 1, "texts": texts, "blocks": 4, "length": 12, "index": 3, "share": 0.8}
-    assert f"{found[0].value:.3f}" in shown
-    assert 3 / 12 < found[0].value <= 1
-    assert found[1].value in (8, 12)
+    records = read(results)
+    assert {(record.benchmark, record.variant) for record in records} == {("spectrum", "bert")}
+    assert records[0].setting == {"layer": 1, "texts": texts, "blocks": 4, "length": 12, "index": 3, "share": 0.8}
+    assert f"{records[0].value:.3f}" in shown
+    assert 3 / 12 < records[0].value <= 1
+    assert records[1].value in (8, 12)
     assert (out / "spectrum.png").read_bytes().startswith(b"\x89PNG")
     assert str(home) not in (out / "index.html").read_text()
 

@@ -91,9 +91,9 @@ def test_train_from_flags_alone(monkeypatch, capsys, folder, tmp_path):
 
 def test_train_from_a_file_with_flags_over_it(monkeypatch, capsys, runs, config):
     stored = [json.loads((out / "run.json").read_text()) for out in runs]
-    assert [one["steps"] for one in stored] == [20, 3]
-    assert [one["variant"] for one in stored] == ["transformer", "lrt"]
-    assert [one["hidden"] for one in stored] == [16, 16]
+    assert [each["steps"] for each in stored] == [20, 3]
+    assert [each["variant"] for each in stored] == ["transformer", "lrt"]
+    assert [each["hidden"] for each in stored] == [16, 16]
     words = ["speech", "train", str(config), "--out", str(runs[1]), "--variant", "lrt"]
     assert "new or empty folder" in refused(monkeypatch, capsys, *words)
     assert refused(monkeypatch, capsys, *words, "--resume").endswith("small has nothing to resume: it ran to its end")
@@ -324,11 +324,11 @@ def test_evaluate_two_runs(monkeypatch, capsys, runs, tmp_path):
 
 
 def test_what_evaluate_and_transcribe_refuse(monkeypatch, capsys, runs, tmp_path):
-    gone, one = str(tmp_path / "gone"), str(runs[0])
+    gone, run_folder = str(tmp_path / "gone"), str(runs[0])
     expected = f"greenformers: {gone} must be a finished run or a model of speech, it has no config.json"
     assert refused(monkeypatch, capsys, "speech", "transcribe", gone, "a.wav") == expected
     assert refused(monkeypatch, capsys, "speech", "evaluate", gone) == expected
-    assert refused(monkeypatch, capsys, "speech", "evaluate", one, gone) == expected
+    assert refused(monkeypatch, capsys, "speech", "evaluate", run_folder, gone) == expected
     for words, message in (
         (["--limit", "0"], "limit must be at least 1, got 0"),
         (["--split", "dev"], "split must be one of train, valid, test, got 'dev'"),
@@ -337,7 +337,7 @@ def test_what_evaluate_and_transcribe_refuse(monkeypatch, capsys, runs, tmp_path
         (["--corpus", gone], "a corpus must be a folder or a manifest"),
         (["--width", "0"], "width must be in 1..1000, got 0"),
     ):
-        assert message in refused(monkeypatch, capsys, "speech", "evaluate", one, *words)
+        assert message in refused(monkeypatch, capsys, "speech", "evaluate", run_folder, *words)
     assert list(tmp_path.iterdir()) == []
 
 

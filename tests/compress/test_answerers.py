@@ -39,7 +39,7 @@ def asked(count: int = 24) -> list[tuple[str, str]]:
 
 
 @torch.no_grad()
-def found(model: Any, question: str, context: str) -> str:
+def best_answer(model: Any, question: str, context: str) -> str:
     """The likeliest part of a text, of all parts one after the other; each word is a token."""
     out = model(**tokenizer("bert")(question, context, return_tensors="pt"))
     first = 2 + len(question.split())  # behind [CLS], the question and [SEP]
@@ -52,12 +52,12 @@ def found(model: Any, question: str, context: str) -> str:
 
 def test_answers_are_judged_as_the_model_finds_them() -> None:
     model, other = answerer(), answerer(0.1)
-    right = [[found(model, *pair)] for pair in asked()]
+    right = [[best_answer(model, *pair)] for pair in asked()]
     texts = Texts("squad", asked(), right, label_kind="answers")
     reader = Reader.of(model, tokenizer("bert"), 40)
     scores = judge({"own": model, "other": other}, texts, reader)
     assert scores["own"]["f1"][0] == 100
-    expected = [answer_f1(found(other, *pair), answer) for pair, answer in zip(asked(), right, strict=True)]
+    expected = [answer_f1(best_answer(other, *pair), answer) for pair, answer in zip(asked(), right, strict=True)]
     assert scores["other"]["f1"][0] == pytest.approx(sum(expected) / len(expected))
     interval = scores["other"]["f1"][1]
     assert interval is not None
@@ -160,7 +160,7 @@ def test_a_model_of_answers_from_a_file_to_a_smaller_one(
     model = answerer()
     for saved in (model, tokenizer("bert")):
         saved.save_pretrained(tmp_path / "model")
-    rows = [{"question": a, "context": b, "answers": {"text": [found(model, a, b)]}} for a, b in asked(48)]
+    rows = [{"question": a, "context": b, "answers": {"text": [best_answer(model, a, b)]}} for a, b in asked(48)]
     (tmp_path / "squad.jsonl").write_text("\n".join(map(json.dumps, rows)))
     results = tmp_path / "results.jsonl"
     line = ["compress", str(tmp_path / "model"), "--length", "40", "--lengths", "", "--keep", "0.5", "--solver", "loss"]
@@ -185,7 +185,7 @@ def test_a_model_of_answers_from_a_file_to_a_smaller_one(
 
 def test_in_python_a_model_of_answers_learns_from_pairs() -> None:
     model = answerer()
-    before = [found(model, *pair) for pair in asked()]
+    before = [best_answer(model, *pair) for pair in asked()]
     changes = [LowRank(keep=0.5, solver="loss"), Heal(4, batch_size=8)]
     greenformers.compress(model, changes, texts=asked(60), tokenizer=tokenizer("bert"), length=40)
-    assert [found(model, *pair) for pair in asked()] != before
+    assert [best_answer(model, *pair) for pair in asked()] != before

@@ -36,9 +36,9 @@ class Pair(nn.Module):
     def __init__(self, dense: Any, rank: int) -> None:
         super().__init__()
         if isinstance(dense, nn.Conv1d | nn.Conv2d):
-            one = type(dense)(dense.in_channels, rank, dense.kernel_size, dense.stride, dense.padding, bias=False)
-            two = type(dense)(rank, dense.out_channels, 1, bias=dense.bias is not None)
-            self.ced_unit = nn.Sequential(one, two)
+            encoder = type(dense)(dense.in_channels, rank, dense.kernel_size, dense.stride, dense.padding, bias=False)
+            decoder = type(dense)(rank, dense.out_channels, 1, bias=dense.bias is not None)
+            self.ced_unit = nn.Sequential(encoder, decoder)
         else:
             n, m = dense.weight.shape if isinstance(dense, Conv1D) else dense.weight.shape[::-1]
             self.led_unit = nn.Sequential(nn.Linear(n, rank, bias=False), nn.Linear(rank, m, dense.bias is not None))
@@ -81,10 +81,10 @@ def test_the_signature_is_the_peers() -> None:
         "module": inspect.Parameter.empty, "rank": inspect.Parameter.empty, "solver": "random", "num_iter": 10,
         "submodules": None, "deepcopy": False, "fact_led_unit": False,
     }  # fmt: skip
-    found = inspect.signature(auto_fact).parameters
-    assert {name: parameter.default for name, parameter in found.items()} == expected
-    assert list(found) == list(expected)
-    assert {parameter.kind for parameter in found.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    parameters = inspect.signature(auto_fact).parameters
+    assert {name: parameter.default for name, parameter in parameters.items()} == expected
+    assert list(parameters) == list(expected)
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
 # r_max of 20 x 30 is 12.
@@ -124,10 +124,10 @@ def blocks() -> nn.ModuleDict:
 @pytest.mark.parametrize("copied", [False, True])
 def test_submodules(copied: bool) -> None:
     model = blocks()
-    made = auto_fact(model, 0.5, submodules=[model["a"], model["c"]], deepcopy=copied)
-    assert set(ranks_of(made)) == {"a.0", "a.2", "c"}  # embeddings are not of the peer's linear layers
-    assert [type(part) for part in made["b"]] == [nn.Linear, nn.Embedding, nn.Conv1d]
-    assert (made is model) != copied
+    factorised = auto_fact(model, 0.5, submodules=[model["a"], model["c"]], deepcopy=copied)
+    assert set(ranks_of(factorised)) == {"a.0", "a.2", "c"}  # embeddings are not of the peer's linear layers
+    assert [type(part) for part in factorised["b"]] == [nn.Linear, nn.Embedding, nn.Conv1d]
+    assert (factorised is model) != copied
     with pytest.raises(ValueError, match="none of the submodules"):
         auto_fact(model, 0.5, submodules=[nn.Linear(20, 20)])
     with pytest.raises(ValueError, match="at least one module"):
@@ -137,26 +137,26 @@ def test_submodules(copied: bool) -> None:
 def test_a_copy_leaves_the_network_alone() -> None:
     model = network("gpt2")
     before, state = repr(model), deepcopy(model.state_dict())
-    made = auto_fact(model, 0.5, solver="svd", deepcopy=True)
-    assert made is not model
-    assert ranks_of(made)
+    factorised = auto_fact(model, 0.5, solver="svd", deepcopy=True)
+    assert factorised is not model
+    assert ranks_of(factorised)
     assert repr(model) == before
     assert all(value.equal(state[key]) for key, value in model.state_dict().items())
     assert getattr(model.config, "quantization_config", None) is None
-    assert made.config.quantization_config.changes["low_rank"]["ranks"] == ranks_of(made)
+    assert factorised.config.quantization_config.changes["low_rank"]["ranks"] == ranks_of(factorised)
 
 
 @pytest.mark.parametrize("dense", [nn.Linear(20, 30), nn.Conv2d(20, 30, 3), nn.MultiheadAttention(20, 2)])
 def test_one_map_by_itself(dense: nn.Module) -> None:
-    made = auto_fact(dense, 0.5, solver="svd")
-    assert made is not dense
-    assert any(True for _ in units(nn.ModuleDict({"it": made})))
+    unit = auto_fact(dense, 0.5, solver="svd")
+    assert unit is not dense
+    assert any(True for _ in units(nn.ModuleDict({"it": unit})))
 
 
 def test_units_are_factorised_again_where_that_lowers_their_rank() -> None:
     model = blocks()
     auto_fact(model, 8, solver="svd")
-    weights = {path: made.weight.detach().clone() for path, made in units(model)}
+    weights = {path: unit.weight.detach().clone() for path, unit in units(model)}
     # Without the flag they stay, as the peer's do; and there is nothing else.
     with pytest.raises(ValueError, match="nothing is selected"):
         auto_fact(model, 4, solver="svd")
@@ -165,12 +165,12 @@ def test_units_are_factorised_again_where_that_lowers_their_rank() -> None:
     assert ranks_of(model) == {"a.0": 4, "a.2": 4, "b.0": 8, "b.2": 8, "c": 8}
     auto_fact(model, 6, solver="svd", fact_led_unit=True)
     assert ranks_of(model) == {"a.0": 4, "a.2": 4, "b.0": 6, "b.2": 6, "c": 6}
-    for path, made in units(model):
-        assert isinstance(made, LED | LowRankConv)
+    for path, unit in units(model):
+        assert isinstance(unit, LED | LowRankConv)
         W = weights[path].flatten(1)
         energies = torch.linalg.svdvals(W.double()).square()
-        error = (W - made.weight.flatten(1)).norm() / W.norm()
-        assert error.item() == pytest.approx((energies[made.rank :].sum() / energies.sum()).sqrt().item(), rel=1e-4)
+        error = (W - unit.weight.flatten(1)).norm() / W.norm()
+        assert error.item() == pytest.approx((energies[unit.rank :].sum() / energies.sum()).sqrt().item(), rel=1e-4)
 
 
 def test_units_that_share_their_factors_go_on_sharing_them() -> None:
@@ -202,10 +202,10 @@ def test_random_draws_as_torch_does() -> None:
         auto_fact(model, 0.5)
         return model
 
-    one, same, other = drawn(1), drawn(1), drawn(2)
-    assert one[0].encoder.weight.equal(same[0].encoder.weight)
-    assert not one[0].encoder.weight.equal(other[0].encoder.weight)
-    assert not one[0].encoder.weight.equal(one[1].encoder.weight)
+    first, same, other = drawn(1), drawn(1), drawn(2)
+    assert first[0].encoder.weight.equal(same[0].encoder.weight)
+    assert not first[0].encoder.weight.equal(other[0].encoder.weight)
+    assert not first[0].encoder.weight.equal(first[1].encoder.weight)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "vit"])

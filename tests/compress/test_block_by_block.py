@@ -267,10 +267,12 @@ def test_killed_it_goes_on_to_the_same_bits(
     assert not parts.exists()
     with pytest.raises(FileExistsError, match="holds unfinished work of another recipe, or on other weights or texts"):
         compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES[:1])
-    kept, keep = [], Work.keep
-    monkeypatch.setattr(Work, "keep", lambda work, number, *given: (kept.append(number), keep(work, number, *given))[1])
+    blocks, keep = [], Work.keep
+    monkeypatch.setattr(
+        Work, "keep", lambda work, number, *given: (blocks.append(number), keep(work, number, *given))[1]
+    )
     compress_block_by_block(models["llama"], parts, [SEQUENTIAL, Int8()], BATCHES)
-    assert kept == ([] if place == "at the end" else [1, None])  # the first block was not done again
+    assert blocks == ([] if place == "at the end" else [1, None])  # the first block was not done again
     for file in sorted(whole.glob("*.safetensors")):
         ours, theirs = load_file(parts / file.name), load_file(file)
         assert ours.keys() == theirs.keys()

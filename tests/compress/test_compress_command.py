@@ -290,9 +290,9 @@ def test_interrupted_it_goes_on_behind_the_last_step(
     def stop(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    def progress(_: object, what: str, __: float) -> None:
-        said.append(what)
-        if what == step:
+    def progress(_: object, stage: str, __: float) -> None:
+        said.append(stage)
+        if stage == step:
             stop()
 
     words = ["compress", str(home / "BertModel"), "--out", str(tmp_path / "small"), "--lengths", "", "--length", "12"]
@@ -314,7 +314,7 @@ def test_interrupted_it_goes_on_behind_the_last_step(
             (name,) = left
             assert name.startswith("small.unfinished-")
         del said[:]
-        patch.setattr("greenformers.cli._terminal.Steps.__call__", lambda _, what, __: said.append(what))
+        patch.setattr("greenformers.cli._terminal.Steps.__call__", lambda _, stage, __: said.append(stage))
         assert run(patch, *words) == 0
     assert ("calibrating" in said) == (step == "calibrating")
     assert [path.name for path in tmp_path.iterdir()] == ["small"]

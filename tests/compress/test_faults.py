@@ -21,10 +21,10 @@ from greenformers.solve.units import units
 DATA_FREE = ("svd", "randomized", "nmf", "semi_nmf", "random")
 
 
-def map_error(dense: Tensor, made: nn.Module) -> float:
+def map_error(dense: Tensor, layer: nn.Module) -> float:
     """Relative to the weight."""
-    assert isinstance(made.weight, Tensor)
-    return ((dense - made.weight).norm() / dense.norm()).item()
+    assert isinstance(layer.weight, Tensor)
+    return ((dense - layer.weight).norm() / dense.norm()).item()
 
 
 def optimum(W: Tensor, rank: int) -> float:
@@ -98,16 +98,16 @@ def test_5_the_bias_is_kept(solver: str) -> None:
 
 def test_6_svd_is_exact_and_always_the_same() -> None:
     W = torch.randn(67, 3) @ torch.randn(3, 59) + 0.3 * torch.randn(67, 59)
-    made = []
+    layers = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(59, 67))
         model[0].weight = nn.Parameter(W.clone())
         auto_fact(model, 0.5, solver="svd")
-        made.append(model[0])
-    assert made[0].decoder.weight.equal(made[1].decoder.weight)
-    assert made[0].encoder.weight.equal(made[1].encoder.weight)
-    assert map_error(W, made[0]) == pytest.approx(optimum(W, made[0].rank), rel=1e-6)
+        layers.append(model[0])
+    assert layers[0].decoder.weight.equal(layers[1].decoder.weight)
+    assert layers[0].encoder.weight.equal(layers[1].encoder.weight)
+    assert map_error(W, layers[0]) == pytest.approx(optimum(W, layers[0].rank), rel=1e-6)
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -117,8 +117,8 @@ def test_7_torch_encoders_and_t5_run_and_projections_are_factorised(grad: bool) 
     greenformers.compress(model, LowRank(rank=7))
     layer = model.layers[0]
     assert isinstance(layer.self_attn, LowRankMultihead)
-    found = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.linear1]
-    for W, led in zip([*dense[0].chunk(3), dense[1]], found, strict=True):
+    layers = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.linear1]
+    for W, led in zip([*dense[0].chunk(3), dense[1]], layers, strict=True):
         assert isinstance(led, LED)
         assert map_error(W, led) == pytest.approx(optimum(W, 7), rel=1e-5)
     x = torch.randn(3, 5, 24)
@@ -150,14 +150,14 @@ def test_9_grouped_convolutions() -> None:
     model = nn.Sequential(nn.Conv2d(12, 21, (3, 2), groups=3, padding=1))
     W = model[0].weight.detach().clone()
     greenformers.compress(model, LowRank(rank=4, select=("conv",)))
-    (made,) = model
-    assert isinstance(made, LowRankConv)
-    weight = made.weight
+    (conv,) = model
+    assert isinstance(conv, LowRankConv)
+    weight = conv.weight
     for group in range(3):
-        one, other = W[7 * group :][:7].flatten(1), weight[7 * group :][:7].flatten(1)
-        assert ((one - other).norm() / one.norm()).item() == pytest.approx(optimum(one, 4), rel=1e-5)
+        block, approximation = W[7 * group :][:7].flatten(1), weight[7 * group :][:7].flatten(1)
+        assert ((block - approximation).norm() / block.norm()).item() == pytest.approx(optimum(block, 4), rel=1e-5)
     x = torch.randn(2, 12, 5, 7)
-    torch.testing.assert_close(model(x), nn.functional.conv2d(x, weight, made.bias, padding=1, groups=3))
+    torch.testing.assert_close(model(x), nn.functional.conv2d(x, weight, conv.bias, padding=1, groups=3))
 
 
 def test_10_the_rank_limit_of_a_convolution_counts_its_kernel() -> None:

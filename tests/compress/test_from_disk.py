@@ -92,18 +92,18 @@ def test_never_more_than_one_weight_is_read_at_a_time(models, tmp_path, monkeypa
     solve = stream.solve
 
     def watched(site, *args, **kwargs):
-        held.append(sum(1 for found in everything if found.module.weight.device.type != "meta"))
+        held.append(sum(1 for other in everything if other.module.weight.device.type != "meta"))
         return solve(site, *args, **kwargs)
 
     everything = []
     sites = stream.sites
 
-    def kept(*args):
+    def listed_sites(*args):
         everything.extend(sites(*args))
         return everything
 
     monkeypatch.setattr(stream, "solve", watched)
-    monkeypatch.setattr(stream, "sites", kept)
+    monkeypatch.setattr(stream, "sites", listed_sites)
     compress_from_disk(models["bert"], tmp_path / "out", [HALF])
     assert held
     assert set(held) == {1}
@@ -118,8 +118,8 @@ def test_the_command(models, tmp_path, monkeypatch, capsys):
     assert f"model:  {out}" in shown
     assert read_recipe(out / RECIPE) == [HALF]
     compress_from_disk(models["bert"], tmp_path / "other", [HALF])
-    one, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
-    assert difference(outputs(one, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
+    model, other = (greenformers.load(folder) for folder in (out, tmp_path / "other"))
+    assert difference(outputs(model, inputs("bert")), outputs(other, inputs("bert"))) == 0.0
     assert "--from-disk cannot be combined with --measure, --length" in refused(
         monkeypatch, capsys, *words, str(tmp_path / "new"), "--measure", "--length", "9"
     )

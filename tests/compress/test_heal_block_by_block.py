@@ -95,7 +95,7 @@ def test_zeros_stay_and_int8_follows(tmp_path: Path) -> None:
     small = greenformers.load(tmp_path / "sparse")
     left = [layer.sizes for _, layer in sparse_layers(small)]
     assert left
-    assert all(kept <= 0.55 * total for kept, total in left)
+    assert all(nonzero <= 0.55 * total for nonzero, total in left)
     assert structure(greenformers.load(tmp_path / "int8")).order == ["low_rank", "int8"]
     compress_block_by_block(bert, tmp_path / "floats", [HALF, BRIEF], BATCHES)
     torch.testing.assert_close(states(tmp_path / "int8"), states(tmp_path / "floats"), rtol=0.1, atol=0.1)
@@ -134,11 +134,13 @@ def test_killed_it_goes_on_to_the_same_bits(
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    kept, keep = [], Work.keep
-    monkeypatch.setattr(Work, "keep", lambda work, number, *given: (kept.append(number), keep(work, number, *given))[1])
+    sections, keep = [], Work.keep
+    monkeypatch.setattr(
+        Work, "keep", lambda work, number, *given: (sections.append(number), keep(work, number, *given))[1]
+    )
     compress_block_by_block(llama, tmp_path / "parts", [HALF, BRIEF], BATCHES, at_once=at_once)
-    assert 0 not in kept  # the first section was not done again
-    assert kept
+    assert 0 not in sections  # the first section was not done again
+    assert sections
     whole, parts = (tensors(tmp_path / name) for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(x.equal(parts[name]) for name, x in whole.items())

@@ -146,11 +146,11 @@ def test_examples_without_a_mask_are_given_one() -> None:
     draw = torch.Generator().manual_seed(0)
     ids = [[torch.randint(3, 53, (n,), generator=draw) for n in lengths] for lengths in [(5, 9), (9, 5)] * 10]
     rows = [{"input_ids": source, "labels": target} for source, target in ids]
-    one, other = (copy.deepcopy(model) for _ in range(2))
-    greenformers.compress(one, LowRank(keep=0.6, solver="activation"), examples=rows)
+    by_examples, by_batches = (copy.deepcopy(model) for _ in range(2))
+    greenformers.compress(by_examples, LowRank(keep=0.6, solver="activation"), examples=rows)
     single = [{name: x[None] for name, x in row.items()} for row in rows]
-    greenformers.compress(other, LowRank(keep=0.6, solver="activation"), calibration=single)
-    for x, y in zip(one.parameters(), other.parameters(), strict=True):
+    greenformers.compress(by_batches, LowRank(keep=0.6, solver="activation"), calibration=single)
+    for x, y in zip(by_examples.parameters(), by_batches.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
 
 

@@ -63,7 +63,7 @@ def test_a_model_longer_and_healed(home: Path, tmp_path: Path, monkeypatch: Patc
     assert {record.variant for record in records} == set(names)
     assert {record.variant for record in records if record.metric == "latency"} == set(names[:2])
     model = greenformers.load(out)
-    assert [made.options for _, made, _ in swapped(model)] == [{"window": 4}] * 2
+    assert [place.options for _, place, _ in swapped(model)] == [{"window": 4}] * 2
     assert reach(model) == 60
     assert outputs(model, inputs("bert", length=60))[0].isfinite().all()
     assert AutoTokenizer.from_pretrained(out).model_max_length == 60
@@ -154,7 +154,7 @@ def test_a_changed_model_learns_from_its_original(home: Path, tmp_path: Path, mo
     assert columns(tmp_path / "out") == ["original", *names]
     model = greenformers.load(tmp_path / "out")
     assert structure(model).order == ["attention", "low_rank", "int8"]
-    assert all(made.name == "linformer" for _, made, _ in swapped(model))
+    assert all(place.name == "linformer" for _, place, _ in swapped(model))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "out"]
 
 
@@ -177,8 +177,8 @@ def test_a_healing_that_was_stopped_goes_on_with_the_same_command(
     assert {path.name for path in unfinished.iterdir()} == {"step-0", "training-1"}
     more = [*words, "--measure"]  # which changes nothing of the work
     assert run(monkeypatch, *compress(home, tmp_path / "parts", *more)) == 0
-    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(tensor.equal(other[name]) for name, tensor in one.items())
+    whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(tensor.equal(parts[name]) for name, tensor in whole.items())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
 
 

@@ -172,17 +172,21 @@ def test_what_is_reported() -> None:
 
 def test_texts_are_split_into_disjoint_parts() -> None:
     for count in (8, 60, 1001, 20_000):
-        for wanted in (["calibration", "training", "judging"], ["calibration", "judging"], ["calibration", "training"]):
-            parts = parts_of(range(count), wanted, seed=3)
-            assert set(parts) == set(wanted)
+        for part_names in (
+            ["calibration", "training", "judging"],
+            ["calibration", "judging"],
+            ["calibration", "training"],
+        ):
+            parts = parts_of(range(count), part_names, seed=3)
+            assert set(parts) == set(part_names)
             places = [place for part in parts.values() for place in part]
             assert len(set(places)) == len(places) <= count
             assert all(part and part == sorted(part) for part in parts.values())
             assert len(parts.get("judging", [])) <= 2000
             assert len(parts["calibration"]) <= 1000
-            assert "training" not in wanted or len(places) == count
-            assert parts_of(range(count), wanted, seed=3) == parts
-            assert count == 8 or parts_of(range(count), wanted, seed=4) != parts
+            assert "training" not in part_names or len(places) == count
+            assert parts_of(range(count), part_names, seed=3) == parts
+            assert count == 8 or parts_of(range(count), part_names, seed=4) != parts
     sizes = {name: len(part) for name, part in parts_of(range(60), ["calibration", "training", "judging"], 0).items()}
     assert sizes == {"judging": 12, "calibration": 12, "training": 36}
     assert len(parts_of(range(60), ["calibration", "judging"], 0, limit=5)["calibration"]) == 5

@@ -54,10 +54,10 @@ def test_the_fastest_within_a_loss(home: Path, tmp_path: Path, monkeypatch: Patc
     assert listing(home) == before
     assert [path.name for path in tmp_path.iterdir()] == ["small"], "what was tried is gone"
     small = greenformers.load(out)
-    made = read_recipe(out / "recipe.toml")
-    assert structure(small).order == [name for change in made for name in [change.name()] if not change.trains]
+    recipe = read_recipe(out / "recipe.toml")
+    assert structure(small).order == [name for change in recipe for name in [change.name()] if not change.trains]
     said = next(line for line in reversed(shown.splitlines()) if "as fast in torch" in line)
-    assert all(change.label in said for change in made)
+    assert all(change.label in said for change in recipe)
     page = (out / "report" / "index.html").read_text()
     assert "greenformers compress BertModel" in page
     assert 'alt="Speed against quality kept. The front: ' in page
@@ -79,8 +79,8 @@ def test_stopped_in_the_middle_a_call_goes_on(home: Path, tmp_path: Path, monkey
     monkeypatch.setattr(Lab, "trial", stop)
     assert run(monkeypatch, *words) == 128 + 15
     assert "stopped; the same command goes on" in capsys.readouterr().out
-    (kept,) = tmp_path.rglob("trials.jsonl")
-    first = json.loads(kept.read_text())
+    (log,) = tmp_path.rglob("trials.jsonl")
+    first = json.loads(log.read_text())
     assert not out.exists()
     monkeypatch.setattr(Lab, "trial", trial)
     told = []
@@ -219,12 +219,12 @@ def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, 
     first = [Layers(1), Heal(4, batch_size=8)]
     recipe = [*first, Heal(3, batch_size=8), Int8()]
 
-    def made(name: str, changes: list[Change], **options: Any) -> dict[str, Any]:
+    def weights_of(name: str, changes: list[Change], **options: Any) -> dict[str, Any]:
         compress(str(home / "BertModel"), changes, tmp_path / name, job, {}, lambda *_: None, **options)
         return dict(greenformers.load(tmp_path / name).state_dict())
 
-    whole = made("whole", recipe)
-    made("first", [*first, Int8()], keeps=True)
+    whole = weights_of("whole", recipe)
+    weights_of("first", [*first, Int8()], keeps=True)
     steps, healing = [], Heal.apply
     # A call that was stopped as it took over the steps goes on.
     model = str(home / "BertModel")
@@ -233,7 +233,7 @@ def test_a_recipe_goes_on_from_the_steps_of_another(home: Path, tmp_path: Path, 
     own = Unfinished.of(tmp_path / "again", about, files_of(model, job))
     own.begin(tmp_path / "first", first[:1])
     monkeypatch.setattr(Heal, "apply", lambda own, *given: (steps.append(own.steps), healing(own, *given))[1])
-    again = made("again", recipe, begun=tmp_path / "first")
+    again = weights_of("again", recipe, begun=tmp_path / "first")
     assert steps == [3]
     assert all(x.equal(whole[key]) for key, x in again.items())
     assert (tmp_path / "again/recipe.toml").read_text() == (tmp_path / "whole/recipe.toml").read_text()

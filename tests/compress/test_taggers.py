@@ -115,8 +115,8 @@ def test_tags_by_name_by_number_and_by_a_source_with_names_of_its_own(tmp_path: 
     features = datasets.Features(
         tokens=datasets.List(datasets.Value("string")), ner_tags=datasets.List(datasets.ClassLabel(names=own))
     )
-    made = datasets.Dataset.from_dict({"tokens": [["a", "b"]] * 9, "ner_tags": [[0, 1]] * 9}, features=features)
-    stream = Stream("hub train", made.to_iterable_dataset(), 100)
+    dataset = datasets.Dataset.from_dict({"tokens": [["a", "b"]] * 9, "ner_tags": [[0, 1]] * 9}, features=features)
+    stream = Stream("hub train", dataset.to_iterable_dataset(), 100)
     assert stream.names == {"ner_tags": own}
     texts = _read_texts._read("hub", [stream], _read_texts.Bounds(100), True, classes)
     assert texts.labels == [[TAGS.index("O"), TAGS.index("B-PER")]] * 9

@@ -321,16 +321,16 @@ def test_without_soundfile(tmp_path, monkeypatch):
 
 def cover(path, samples, longest, rate=RATE):
     """The pieces of a file at its own rate, checked: every sample once and in order, none too long or too short."""
-    found = list(pieces(path, longest, rate=rate))
-    assert_close(torch.cat([piece for _, piece in found]), torch.from_numpy(samples), **EXACT)
+    parts = list(pieces(path, longest, rate=rate))
+    assert_close(torch.cat([piece for _, piece in parts]), torch.from_numpy(samples), **EXACT)
     place = 0
-    for start, piece in found:
+    for start, piece in parts:
         assert start == place / rate
         assert SHORTEST_SECONDS * rate <= len(piece) <= longest * rate
         place += len(piece)
-    for _, piece in found[:-2]:
+    for _, piece in parts[:-2]:
         assert len(piece) >= int(0.75 * longest * rate)
-    return found
+    return parts
 
 
 @settings(deadline=None, max_examples=80)
@@ -344,8 +344,8 @@ def test_pieces_cover_any_file(tmp_path_factory, samples, longest, rate, silent)
 def test_pieces_about_one_length(tmp_path, more):
     """A file as long as a piece is one; of one more sample, both are long enough."""
     values = noise(16_000 + more)
-    found = cover(write(tmp_path / "a.wav", values), values, 1.0)
-    assert (len(found) > 1) == (more > 0)
+    parts = cover(write(tmp_path / "a.wav", values), values, 1.0)
+    assert (len(parts) > 1) == (more > 0)
 
 
 def test_pieces_are_cut_in_silence(tmp_path):
@@ -355,11 +355,11 @@ def test_pieces_are_cut_in_silence(tmp_path):
         pause = second * RATE + int(0.85 * RATE)
         values[pause : pause + 960] = noise(960) // 2**-9 * 2**-15
         values[second * RATE + 8_000 : second * RATE + 9_000] = 0
-    found = cover(write(tmp_path / "a.flac", values), values, 1.05)
+    parts = cover(write(tmp_path / "a.flac", values), values, 1.05)
     # A piece that begins in a pause has the next one, a second later, in its last quarter.
-    for start, _ in found[1:]:
+    for start, _ in parts[1:]:
         assert 0.86 <= start % 1 <= 0.90
-    assert len(found) == 11
+    assert len(parts) == 11
 
 
 def test_pieces_quietest_window(tmp_path):
@@ -367,14 +367,14 @@ def test_pieces_quietest_window(tmp_path):
     values = np.tile(np.float32([0.5, -0.5]), 12_000)
     place = 12_000 + 17 * 80
     values[place : place + 320] *= 0.9
-    found = cover(write(tmp_path / "a.wav", values, subtype="FLOAT"), values, 1.0)
-    assert found[1][0] == (place + 160) / RATE
+    parts = cover(write(tmp_path / "a.wav", values, subtype="FLOAT"), values, 1.0)
+    assert parts[1][0] == (place + 160) / RATE
 
 
 def test_pieces_of_a_sound_without_pauses_are_long(tmp_path):
     values = np.zeros(10 * RATE, np.float32)
-    found = cover(write(tmp_path / "a.wav", values), values, 2.0)
-    assert [len(piece) for _, piece in found] == [2 * RATE - 160] * 5 + [5 * 160]
+    parts = cover(write(tmp_path / "a.wav", values), values, 2.0)
+    assert [len(piece) for _, piece in parts] == [2 * RATE - 160] * 5 + [5 * 160]
 
 
 def test_pieces_are_resampled_by_themselves(tmp_path):
@@ -383,10 +383,10 @@ def test_pieces_are_resampled_by_themselves(tmp_path):
         second = band(1.0, rate)
         samples = np.concatenate([second, second, second])
         path = write(tmp_path / "a.wav", np.stack([samples, samples], 1), rate)
-        whole, found = read(path), list(pieces(path, 1.2))
-        assert [start for start, _ in found] == pytest.approx([0, 1, 2], abs=0.02)
-        joined = torch.cat([piece for _, piece in found])
-        assert len(joined) in range(len(whole), len(whole) + (1 if atol else len(found)))
+        whole, parts = read(path), list(pieces(path, 1.2))
+        assert [start for start, _ in parts] == pytest.approx([0, 1, 2], abs=0.02)
+        joined = torch.cat([piece for _, piece in parts])
+        assert len(joined) in range(len(whole), len(whole) + (1 if atol else len(parts)))
         if atol:
             assert_close(joined, whole, atol=atol, rtol=0)
 

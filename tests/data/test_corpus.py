@@ -31,9 +31,9 @@ def message(kind, *args, **options):
 
 
 def test_a_split_by_name():
-    one = Utterance(Path("a.wav"), "yes")
-    corpus = Corpus("mine", [one], [], [])
-    assert corpus.split("train") == [one]
+    utterance = Utterance(Path("a.wav"), "yes")
+    corpus = Corpus("mine", [utterance], [], [])
+    assert corpus.split("train") == [utterance]
     with pytest.raises(ValueError, match=r"^mine has no valid split$"):
         corpus.split("valid")
     with pytest.raises(ValueError, match=r"^split must be one of train, valid, test, got 'dev'$"):

@@ -278,8 +278,8 @@ PACKED = gzip.compress(idx(23, 28, 28), mtime=0)
 def test_damaged_gzip(folder, content):
     (folder / IMAGES).unlink()
     (folder / f"{IMAGES}.gz").write_bytes(content)
-    found = message(ValueError, "mnist", folder)
-    assert found.startswith(f"{IMAGES}.gz: expected a whole gzip file, found a damaged one (")
+    error = message(ValueError, "mnist", folder)
+    assert error.startswith(f"{IMAGES}.gz: expected a whole gzip file, found a damaged one (")
 
 
 def test_gzip_bomb_is_not_unpacked(folder):

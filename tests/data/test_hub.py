@@ -95,8 +95,8 @@ def test_imdb_holds_out_every_tenth(folder):
     assert data.valid.texts == [("review 9",), ("review 21",), ("review 31",)]
     assert data.valid.labels == [0, 1, 1]
     assert len(data.train) == 30
-    kept = load("imdb", dataset=folder(validation=rows[5:7]))
-    assert (len(kept.train), kept.valid.texts) == (33, [("review 5",), ("review 6",)])
+    corpus = load("imdb", dataset=folder(validation=rows[5:7]))
+    assert (len(corpus.train), corpus.valid.texts) == (33, [("review 5",), ("review 6",)])
 
 
 def test_named_classes_are_ours(tmp_path):
@@ -168,8 +168,8 @@ def test_columns_that_do_not_fit(folder, name, rows, expected):
 
 @pytest.mark.parametrize("dataset", ["no/such-dataset", "no/such-dataset:with-configuration", "no-such-dataset"])
 def test_no_such_dataset(dataset):
-    found = message(OSError, "sst2", dataset)
-    assert found.startswith(f"dataset '{dataset}' cannot be loaded: ")
+    error = message(OSError, "sst2", dataset)
+    assert error.startswith(f"dataset '{dataset}' cannot be loaded: ")
 
 
 def test_what_cannot_be_loaded(folder, tmp_path):
@@ -177,8 +177,8 @@ def test_what_cannot_be_loaded(folder, tmp_path):
         expected = f"dataset must be a name on the Hugging Face hub or a folder, got {empty!r}"
         assert message(ValueError, "sst2", empty) == expected
     place = folder(train=[{"text": "a", "label": 1}])
-    found = message(ValueError, "sst2", f"{place}:other")
-    assert found.startswith(f"dataset '{place}:other' cannot be loaded: ")
+    error = message(ValueError, "sst2", f"{place}:other")
+    assert error.startswith(f"dataset '{place}:other' cannot be loaded: ")
     (tmp_path / "data/train.jsonl").write_text('{"text": "a", ')
     assert message(ValueError, "sst2", place).startswith(f"dataset '{place}' cannot be loaded: ")
     (tmp_path / "data/train.jsonl").unlink()

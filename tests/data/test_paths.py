@@ -127,8 +127,8 @@ def test_nothing_plain_tells_the_label():
     bright = paths.render(labels).mean((1, 2))
     number = np.isfinite(paths.dashes[:, :, 0, 0]).sum(1)
     for measure in (apart, bright, number):
-        (one, zero), spread = (measure[labels == label] for label in (1, 0)), measure.std() + 1e-9
-        assert abs(one.mean() - zero.mean()) < 4 * spread * (1 / len(one) + 1 / len(zero)) ** 0.5
+        (positive, negative), spread = (measure[labels == label] for label in (1, 0)), measure.std() + 1e-9
+        assert abs(positive.mean() - negative.mean()) < 4 * spread * (1 / len(positive) + 1 / len(negative)) ** 0.5
 
 
 def test_files_are_read_as_they_were_written(tmp_path, pictures):

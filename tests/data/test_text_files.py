@@ -210,9 +210,9 @@ def test_no_table(tmp_path):
     ],
 )
 def test_damaged_table(tmp_path, name, content, expected):
-    found = message(ValueError, name, write(tmp_path, train__tsv=content))
-    assert found == expected
-    assert "secret" not in found
+    error = message(ValueError, name, write(tmp_path, train__tsv=content))
+    assert error == expected
+    assert "secret" not in error
 
 
 def flipped(data, place):
@@ -233,9 +233,9 @@ def flipped(data, place):
 @pytest.mark.parametrize(("suffix", "kind"), [(".gz", "gzip"), (".xz", "xz")])
 def test_damaged_archive(tmp_path, suffix, kind, damage):
     (tmp_path / f"train.tsv{suffix}").write_bytes(damage(PACK[suffix](SST2.encode())))
-    found = message(ValueError, "sst2", tmp_path)
-    assert found.startswith(f"train.tsv{suffix}: expected a whole {kind} file, found a damaged one (")
-    assert "fine film" not in found
+    error = message(ValueError, "sst2", tmp_path)
+    assert error.startswith(f"train.tsv{suffix}: expected a whole {kind} file, found a damaged one (")
+    assert "fine film" not in error
 
 
 @pytest.mark.parametrize("suffix", PACK)

@@ -39,7 +39,7 @@ def tsv(path: Path, rows: list[dict[str, object]]) -> Path:
 
 @pytest.mark.parametrize("write", [jsonl, parquet, tsv])
 def test_the_same_pairs_in_every_format(tmp_path: Path, write) -> None:
-    rows = [{"id": 7, "score": score, "sentence1": one, "sentence2": two} for one, two, score in PAIRS]
+    rows = [{"id": 7, "score": score, "sentence1": first, "sentence2": second} for first, second, score in PAIRS]
     texts, judged = read_texts(write(tmp_path / f"pairs.{write.__name__}", rows))
     assert judged is None
     assert texts.segments == [pair[:2] for pair in PAIRS]

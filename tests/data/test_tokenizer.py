@@ -47,14 +47,14 @@ def test_round_trip(kind):
 
 
 def test_one_and_two_segments(tokenizer):
-    one, two = plain(tokenizer, "The cat"), plain(tokenizer, " mat.")
+    first, second = plain(tokenizer, "The cat"), plain(tokenizer, " mat.")
     single = tokenizer("The cat", return_token_type_ids=True)
-    assert single["input_ids"] == [2, *one, 3]
+    assert single["input_ids"] == [2, *first, 3]
     assert set(single["token_type_ids"]) == {0}
     pair = tokenizer("The cat", " mat.", return_token_type_ids=True)
-    assert pair["input_ids"] == [2, *one, 3, *two, 3]
-    assert pair["token_type_ids"] == [0] * (len(one) + 2) + [1] * (len(two) + 1)
-    assert tokenizer("The cat", " mat.", add_special_tokens=False)["input_ids"] == one + two
+    assert pair["input_ids"] == [2, *first, 3, *second, 3]
+    assert pair["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert tokenizer("The cat", " mat.", add_special_tokens=False)["input_ids"] == first + second
 
 
 def test_batches_are_cut_and_padded(tokenizer):
@@ -155,9 +155,11 @@ def test_bpe_learns_the_same_each_time():
 def test_one_string_is_read_by_lines():
     text = "The cat\nsat\n\non the mat\n"
     for kind in KINDS:
-        one, many = (train_tokenizer(kind, texts, max_length=64) for texts in (text, text.splitlines(keepends=True)))
-        assert one.get_vocab() == many.get_vocab()
-        assert one.decode(plain(one, text)) == text
+        of_text, of_lines = (
+            train_tokenizer(kind, texts, max_length=64) for texts in (text, text.splitlines(keepends=True))
+        )
+        assert of_text.get_vocab() == of_lines.get_vocab()
+        assert of_text.decode(plain(of_text, text)) == text
 
 
 @pytest.mark.parametrize(

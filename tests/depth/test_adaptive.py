@@ -200,11 +200,11 @@ def test_the_aligned_loss_is_the_weighted_mean_of_all_exits(by_depth):
     model, ids = network("causal", by_depth=by_depth), tokens()
     given, labels = inner(model, ids)
     _, LL, _ = pieces(model, given, labels)
-    kept = labels != -100
+    mask = labels != -100
     w = [n if by_depth else 1 for n in range(1, L + 1)]
-    expected = -sum(weight * LL[n][kept].mean() for n, weight in enumerate(w)) / sum(w)
+    expected = -sum(weight * LL[n][mask].mean() for n, weight in enumerate(w)) / sum(w)
     torch.testing.assert_close(model(ids, labels=ids).loss, expected)
-    parts = [model(ids[b : b + 1], labels=ids[b : b + 1], num_items_in_batch=int(kept.sum())).loss for b in range(B)]
+    parts = [model(ids[b : b + 1], labels=ids[b : b + 1], num_items_in_batch=int(mask.sum())).loss for b in range(B)]
     torch.testing.assert_close(sum(parts), expected)
 
 
@@ -279,8 +279,8 @@ def test_mixed_training_copies_states_above_random_exits():
         expected.append(out)
     torch.testing.assert_close(states, tuple(expected))
     logs = torch.stack([model.scores(state).log_softmax(-1) for state in expected])
-    kept = labels != -100
-    torch.testing.assert_close(loss, F.nll_loss(logs[:, kept].flatten(0, 1), labels[kept].repeat(2)))
+    mask = labels != -100
+    torch.testing.assert_close(loss, F.nll_loss(logs[:, mask].flatten(0, 1), labels[mask].repeat(2)))
     assert all(parameter.grad is not None for parameter in model.decoder.layers.parameters())
 
 

@@ -105,7 +105,7 @@ def test_the_contract(name):
     assert gone.steps[mask].ge(1).all()
     changed = depth(torch.where(mask[..., None], x, torch.nan), step, mask=mask)
     torch.testing.assert_close(changed.x[mask], gone.x[mask])
-    losses = [0.0 if one.loss is None else one.loss for one in (changed, gone)]
+    losses = [0.0 if output.loss is None else output.loss for output in (changed, gone)]
     torch.testing.assert_close(*losses)
     (gone.x[mask].square().sum() + losses[1]).backward()
     assert x.grad[mask].any(-1).all()

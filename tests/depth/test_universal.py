@@ -129,17 +129,17 @@ def test_it_is_what_the_loop_gives(mix, mask):
     lengths = [N] * B if mask is None else mask.sum(1).tolist()
     parts = [ORACLES[mix](depth, layer, x2[b, :n]) for b, n in enumerate(lengths) if n]
     gone = depth(x, layer, mask=mask)
-    kept = gone.x.flatten(0, 1) if mask is None else gone.x[mask]
+    states = gone.x.flatten(0, 1) if mask is None else gone.x[mask]
     expected = torch.cat([part[0] for part in parts])
-    torch.testing.assert_close(kept, expected)
+    torch.testing.assert_close(states, expected)
     steps = gone.steps.flatten() if mask is None else gone.steps[mask]
     assert steps.tolist() == [n for part in parts for n in part[1]]
     assert len(set(steps.tolist())) > 2
     loss = 0.3 * torch.stack([n + r for part in parts for n, r in zip(*part[1:], strict=True)]).mean()
     torch.testing.assert_close(gone.loss, loss)
-    weight = torch.randn(kept.shape, dtype=torch.float64)
+    weight = torch.randn(states.shape, dtype=torch.float64)
     weights = [*depth.parameters(), *layer.parameters()]
-    grads = torch.autograd.grad((kept * weight).sum() + gone.loss, [x, *weights])
+    grads = torch.autograd.grad((states * weight).sum() + gone.loss, [x, *weights])
     others = torch.autograd.grad((expected * weight).sum() + loss, [x2, *weights])
     torch.testing.assert_close(grads, others)
 
@@ -337,13 +337,12 @@ def test_a_text_in_pieces_on_top_of_a_cache_of_each_step(form):
     model, ids, mask = network(GreenformerForCausalLM, **options), tokens(), padded(11, 4, 7).flip(1)
     expected, steps = model(ids, mask).logits, model.decoder(ids, mask).steps
     for lengths in ([1] * N, [5, 1, 5]):
-        past, place, own = None, 0, []
+        past, place = None, 0
         for length in lengths:
             piece, seen = ids[:, place : place + length], mask[:, : place + length]
             out = model(piece, seen, past_key_values=past, use_cache=True)
-            kept = mask[:, place : place + length]
-            torch.testing.assert_close(out.logits[kept], expected[:, place : place + length][kept], **CLOSE)
-            own.append(out.logits)
+            piece_mask = mask[:, place : place + length]
+            torch.testing.assert_close(out.logits[piece_mask], expected[:, place : place + length][piece_mask], **CLOSE)
             past, place = out.past_key_values, place + length
         assert [past.get_seq_length(n) for n in range(STEPS)] == [N] * STEPS
     assert len(steps[mask].unique()) > 1
@@ -434,8 +433,8 @@ def test_a_sequence_that_halted_is_not_computed():
         new = tokens(length=1, seed=2)
         seen = []
         layer = model.decoder.layers[0].__class__
-        for one in model.decoder.layers:
-            one.feed_forward.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:2]))
+        for part in model.decoder.layers:
+            part.feed_forward.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[:2]))
         steps = model.decoder(new, past_key_values=cache, use_cache=True).steps[:, 0]
     assert isinstance(cache, DynamicCache)
     assert layer.__name__ == "EncoderLayer"
@@ -451,8 +450,8 @@ def test_work_grows_with_the_steps():
             model.depth.weight.zero_()
         work[int(model(tokens()).steps[0, 0])] = flops(lambda model=model: model(tokens()))
     assert sorted(work) == [2, 4, 9] or sorted(work) == [1, 2, 4, 9]
-    one = work[4] // 4
-    assert work == {steps: steps * one for steps in work}
+    step_flops = work[4] // 4
+    assert work == {steps: steps * step_flops for steps in work}
 
 
 def test_exported_code_computes_all_steps():
@@ -546,11 +545,11 @@ def test_the_first_bias_is_not_drawn_anew(tmp_path):
 
 
 def test_parameters_are_those_of_one_layer():
-    model, one = (
+    model, one_layer = (
         GreenformerModel(config()),
         GreenformerModel(config(depth="stacked", num_hidden_layers=1, position="none")),
     )
-    assert parameters(model) == parameters(one) + 12 + 1
+    assert parameters(model) == parameters(one_layer) + 12 + 1
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,10 @@ def sentence_folder() -> Path:
 
     model().save_pretrained("plain_bert")
     tokenizer().save_pretrained("plain_bert")
-    made = SentenceTransformer("plain_bert", device="cpu")
-    made.save("folder")
-    greenformers.compress(made, 0.5)
-    greenformers.save(made, "sentences")
+    encoder = SentenceTransformer("plain_bert", device="cpu")
+    encoder.save("folder")
+    greenformers.compress(encoder, 0.5)
+    greenformers.save(encoder, "sentences")
     return Path("folder")
 
 
@@ -159,8 +159,8 @@ def wrong(words: list[str]) -> str | None:
         if words[0] not in command.commands:
             return f"no command {words[0]}"
         command, words = command.commands[words[0]], words[1:]
-    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
-    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in {*known, "--help"}]
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in {*options, "--help"}]
     return f"no option {unknown[0]}" if unknown else None
 
 

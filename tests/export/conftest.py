@@ -13,13 +13,13 @@ def cores_stay() -> Iterator[None]:
     """Cores that tests make stay, for what `openvino_file.core` says of those that go in the wrong order."""
     import openvino
 
-    plain, made = openvino.Core.__init__, []
+    plain, cores = openvino.Core.__init__, []
 
     @functools.wraps(plain)
-    def kept(core: Any, *given: Any, **options: Any) -> None:
+    def initialiser(core: Any, *given: Any, **options: Any) -> None:
         plain(core, *given, **options)
-        made.append(core)
+        cores.append(core)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(openvino.Core, "__init__", kept)
+        patch.setattr(openvino.Core, "__init__", initialiser)
         yield

@@ -55,7 +55,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
     """An encoder or a language model of low rank in all linear layers, embeddings too, in all formats; made once."""
 
     @cache
-    def made(name: str) -> Exported:
+    def exported_model(name: str) -> Exported:
         cls, layers = {"bert": ("BertModel", "num_hidden_layers"), "gpt2": ("GPT2LMHeadModel", "n_layer")}[name]
         with torch.random.fork_rng(devices=[]):  # draws of the test that asks first are those of any other
             model, folder = network(name, cls, **{layers: 1}), tmp_path_factory.mktemp(name)
@@ -67,7 +67,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
             differences = write(model.train(), folder, OF_ANY, length=16).differences
         return Exported(model, folder, differences, before, model.training)
 
-    return made
+    return exported_model
 
 
 @torch.no_grad()
@@ -83,13 +83,13 @@ def inputs(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, .
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_differences_are_those_of_rounding(exported: Callable[[str], Exported], name: str) -> None:
-    made = exported(name)
-    assert name == "bert" or any(isinstance(unit, TransposedLED) for _, unit in units(made.model))
-    assert list(made.differences) == OF_ANY
-    assert all(0 <= value < 1e-5 for value in made.differences.values())
-    files = {str(path.relative_to(made.folder)) for path in made.folder.rglob("*") if path.is_file()}
+    export = exported(name)
+    assert name == "bert" or any(isinstance(unit, TransposedLED) for _, unit in units(export.model))
+    assert list(export.differences) == OF_ANY
+    assert all(0 <= value < 1e-5 for value in export.differences.values())
+    files = {str(path.relative_to(export.folder)) for path in export.folder.rglob("*") if path.is_file()}
     assert files >= {*(FORMATS[form] for form in OF_ANY), "openvino/openvino_model.bin", "config.json"}
-    assert not any(path.name.startswith(".") for path in made.folder.iterdir())
+    assert not any(path.name.startswith(".") for path in export.folder.iterdir())
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -113,9 +113,9 @@ def test_any_batch_and_length_with_its_mask(exported: Callable[[str], Exported],
 
 
 def test_onnx_names_its_axes(exported: Callable[[str], Exported]) -> None:
-    made = exported("bert")
-    session = onnxruntime.InferenceSession(made.folder / FORMATS["onnx"], providers=["CPUExecutionProvider"])
-    network = Network(made.model)
+    export = exported("bert")
+    session = onnxruntime.InferenceSession(export.folder / FORMATS["onnx"], providers=["CPUExecutionProvider"])
+    network = Network(export.model)
     assert [(given.name, given.shape) for given in session.get_inputs()] == [
         (name, ["batch", "length"]) for name in network.inputs
     ]

@@ -232,9 +232,9 @@ def test_interrupted_it_leaves_nothing(
 ) -> None:
     pressed: list[str] = []
 
-    def progress(_: object, what: str, __: float) -> None:
-        if what == step and not pressed:  # once: what cleans up may tell of its progress too
-            pressed.append(what)
+    def progress(_: object, stage: str, __: float) -> None:
+        if stage == step and not pressed:  # once: what cleans up may tell of its progress too
+            pressed.append(stage)
             raise KeyboardInterrupt  # as Python does where Ctrl-C is pressed
 
     monkeypatch.setattr("greenformers.cli._terminal.Steps.__call__", progress)

@@ -63,7 +63,7 @@ def channels(low: float, high: float) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_formula(low: float, high: float, smooth: bool, bias: bool) -> None:
     layer = Int8Linear.of(torch.randn(5, 7), nn.Parameter(torch.randn(5)) if bias else None)
     s = torch.rand(7) + 0.5 if smooth else torch.ones(7)
-    made = StaticInt8Linear(layer, *channels(low, high), s if smooth else None)
+    static_layer = StaticInt8Linear(layer, *channels(low, high), s if smooth else None)
     x = 2 * torch.randn(2, 3, 7)
     least, greatest = channels(low, high)
     start = min(min((least[n] / s[n]).item() for n in range(7)), 0.0)
@@ -81,10 +81,10 @@ def test_the_formula(low: float, high: float, smooth: bool, bias: bool) -> None:
                     expected[b, i, m] += step * (q - zero) * rounded[m][n]
     if layer.bias is not None:
         expected += layer.bias
-    torch.testing.assert_close(made(x).double(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(static_layer(x).double(), expected, rtol=1e-4, atol=1e-4)
     inside = (x / s).clamp(start, end)
     exact = inside @ torch.tensor(rounded).T + (0 if layer.bias is None else layer.bias)
-    assert (made(x) - exact).abs().max() <= step / 2 * torch.tensor(rounded).abs().sum(1).max() + 1e-5
+    assert (static_layer(x) - exact).abs().max() <= step / 2 * torch.tensor(rounded).abs().sum(1).max() + 1e-5
 
 
 def test_channels_with_large_values_are_smoothed() -> None:
@@ -206,7 +206,9 @@ def test_weights_are_stored_as_integers(small: PreTrainedModel, files: tuple[Pat
     numbers = sum(layer.quantised.numel() for layer in layers)
     graph = onnx.load(folder / FORMATS["onnx"]).graph
     stored = sum(
-        torch.tensor(one.dims).prod().item() for one in graph.initializer if one.data_type == onnx.TensorProto.INT8
+        torch.tensor(tensor.dims).prod().item()
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8
     )
     assert stored >= numbers
     assert (folder / "openvino" / "openvino_model.bin").stat().st_size < 1.3 * (folder / FORMATS["onnx"]).stat().st_size

@@ -211,8 +211,8 @@ def test_a_block_gives_it_the_mask_of_all_its_nodes(monkeypatch):
     monkeypatch.setattr(Dense, "forward", noted)
     model = GreenformerModel(config(block="bp")).eval()
     model(tokens(), (torch.arange(N) < 5).long().expand(2, -1))
-    kept = [True] * 5 + [False] * 8
+    token_mask = [True] * 5 + [False] * 8
     spans = [True] * 3 + [False] * 4 + [True] * 2 + [False] * 2 + [True, False] + [True]
-    assert [mask.tolist() for mask in masks] == [[kept + spans] * 2, [kept] * 2]
+    assert [mask.tolist() for mask in masks] == [[token_mask + spans] * 2, [token_mask] * 2]
     model(tokens())
     assert masks[2:] == [None, None]

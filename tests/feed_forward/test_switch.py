@@ -52,7 +52,7 @@ def expert(module, e, x):
 
 def oracle(module, x, mask, k, factor=None, least=4, n_of=None, normalised=False):
     """The output, and the loss, by a loop over positions with a counter for each expert."""
-    y, chosen, p_sum, squares, kept = torch.zeros_like(x), torch.zeros(E), torch.zeros(E).double(), 0.0, 0
+    y, chosen, p_sum, squares, positions = torch.zeros_like(x), torch.zeros(E), torch.zeros(E).double(), 0.0, 0
     for b in range(len(x)):
         n = int(mask[b].sum()) if n_of is None else n_of
         most = None if factor is None else max(least, ceil(factor * k * n / E - 1e-9))
@@ -64,14 +64,14 @@ def oracle(module, x, mask, k, factor=None, least=4, n_of=None, normalised=False
             p = logits.exp() / logits.exp().sum()
             best = sorted(range(E), key=lambda e: -p[e].item())[:k]
             gates = [p[e] / sum(p[j] for j in best) if normalised else p[e] for e in best]
-            kept, p_sum, squares = kept + 1, p_sum + p, squares + logits.exp().sum().log() ** 2
+            positions, p_sum, squares = positions + 1, p_sum + p, squares + logits.exp().sum().log() ** 2
             for g, e in zip(gates, best, strict=True):
                 chosen[e] += 1
                 counts[e] += 1
                 if most is None or counts[e] <= most:
                     y[b, t] = y[b, t] + g * expert(module, e, x[b, t])
-    f, P = chosen / (kept * k), p_sum / kept
-    return y, 1e-2 * E * (f * P).sum() + 1e-3 * squares / kept
+    f, P = chosen / (positions * k), p_sum / positions
+    return y, 1e-2 * E * (f * P).sum() + 1e-3 * squares / positions
 
 
 CASES = {

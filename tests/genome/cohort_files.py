@@ -27,7 +27,10 @@ def records(*people: str) -> list[tuple[object, ...]]:
 
 
 def reads(*sequences: str) -> list[str]:
-    return [line(f"r{number}", 0, f"{len(one)}M", one, contig="19") for number, one in enumerate([*sequences] * 4)]
+    return [
+        line(f"r{number}", 0, f"{len(sequence)}M", sequence, contig="19")
+        for number, sequence in enumerate([*sequences] * 4)
+    ]
 
 
 def with_info(path: Path, *abouts: str) -> Path:
@@ -66,9 +69,9 @@ def cut(name: str, share: float = 0.5) -> Damage:
 
     def damage(folder: Path) -> None:
         path = folder / name
-        kept = os.stat(path)
-        path.write_bytes(path.read_bytes()[: int(share * kept.st_size)])
-        os.utime(path, (kept.st_atime, kept.st_mtime))
+        status = os.stat(path)
+        path.write_bytes(path.read_bytes()[: int(share * status.st_size)])
+        os.utime(path, (status.st_atime, status.st_mtime))
 
     return damage
 

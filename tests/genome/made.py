@@ -18,7 +18,7 @@ def bases(count: int, seed: int = 0, letters: str = "ACGT") -> str:
 
 def names(pairs) -> list[str]:
     """Pairs as A-C, the smaller code first."""
-    return [f"{SYMBOLS[one]}-{SYMBOLS[two]}" for one, two in symbols(pairs)]
+    return [f"{SYMBOLS[first]}-{SYMBOLS[second]}" for first, second in symbols(pairs)]
 
 
 def fasta(path: Path, width: int = 60, **sequences: str) -> Path:
@@ -56,7 +56,7 @@ def line(
     """
     if isinstance(qualities, int):
         qualities = [qualities] * len(sequence)
-    written = "*" if qualities is None or sequence == "*" else "".join(chr(33 + one) for one in qualities)
+    written = "*" if qualities is None or sequence == "*" else "".join(chr(33 + quality) for quality in qualities)
     fields = (name, flag, contig, start + 1, mapping, cigar, "*", 0, 0, sequence, written)
     return "\t".join(map(str, fields))
 
@@ -77,7 +77,7 @@ def aligned(
     header = [f"@HD\tVN:1.6\tSO:{order}"] + [f"@SQ\tSN:{name}\tLN:{length}" for name, length in contigs.items()]
     header += [f"@RG\tID:{number}\tSM:{person}" for number, person in enumerate(groups)]
     sam = path.with_suffix(".sam")
-    sam.write_text("".join(one + "\n" for one in [*header, *lines]))
+    sam.write_text("".join(row + "\n" for row in [*header, *lines]))
     if order == "coordinate":
         kind = ["-O", "cram", "--reference", str(reference)] if path.suffix == ".cram" else ["-O", "bam"]
         pysam.sort(*kind, "-o", str(path), str(sam))
@@ -126,7 +126,7 @@ def vcf(
         lines.append(
             "\t".join(map(str, [contig, place, ".", ref, alt, ".", ".", info, *(["GT"] * bool(calls)), *calls]))
         )
-    text = "".join(one + "\n" for one in header + lines)
+    text = "".join(row + "\n" for row in header + lines)
     if path.suffix == ".vcf":
         path.write_text(text)
         return path

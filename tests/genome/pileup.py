@@ -35,7 +35,7 @@ def printed(path: Path, reference: str, contig: str, mapping: int = 0) -> dict[i
 
 def reads(marks: str, reference: str) -> list[tuple[str, str]]:
     """Base of each read and what is inserted after it."""
-    found, at = [], 0
+    bases, at = [], 0
     while at < len(marks):
         mark = marks[at]
         if mark == "^":
@@ -48,11 +48,11 @@ def reads(marks: str, reference: str) -> list[tuple[str, str]]:
             at = start + int(count)
             if mark == "+":
                 # Padding is no base.
-                found[-1] = (found[-1][0], marks[start:at].upper().replace("*", ""))
+                bases[-1] = (bases[-1][0], marks[start:at].upper().replace("*", ""))
         else:
-            found.append((reference if mark in ".," else mark.upper(), ""))
+            bases.append((reference if mark in ".," else mark.upper(), ""))
             at += 1
-    return found
+    return bases
 
 
 def counted(column: list[tuple[str, str, int, str]], quality: int) -> list[tuple[str, str]]:
@@ -61,12 +61,12 @@ def counted(column: list[tuple[str, str, int, str]], quality: int) -> list[tuple
     for name, base, own, added in column:
         if base in "ACGT" + GONE and own >= quality:
             fragments.setdefault(name, []).append((own, base, added))
-    found = []
+    bases = []
     for mates in fragments.values():
         best = [mate for mate in mates if mate[0] == max(own for own, _, _ in mates)]
         if len({base for _, base, _ in best}) == 1:
-            found.append(best[0][1:])
-    return found
+            bases.append(best[0][1:])
+    return bases
 
 
 def pair(seen: list[str], order: str, thresholds) -> list[str] | None:
@@ -82,20 +82,20 @@ def pair(seen: list[str], order: str, thresholds) -> list[str] | None:
 
 
 def written(both: list[str], suffix: str) -> str:
-    symbols = ["DEL" if one == GONE else one + suffix for one in both]
+    symbols = ["DEL" if base == GONE else base + suffix for base in both]
     return "-".join(sorted(symbols, key=SYMBOLS.index))
 
 
 def expected(columns: dict[int, list[tuple[str, str, int, str]]], start: int, end: int, thresholds) -> list[str]:
     """The pairs of positions start..end - 1, and between them and after them, as A-C."""
-    found = []
+    pairs = []
     for place in range(start, end):
         seen = counted(columns.get(place, []), thresholds.base_quality)
         both = pair([base for base, _ in seen], "ACGT" + GONE, thresholds)
-        found.append("N-N" if both is None else written(both, ""))
+        pairs.append("N-N" if both is None else written(both, ""))
         for number in range(max((len(added) for _, added in seen), default=0)):
             column = [added[number] if number < len(added) else GONE for _, added in seen]
             both = pair(column, "ACGTN" + GONE, thresholds)
             if both not in (None, [GONE, GONE]):
-                found.append(written(both, "I"))
-    return found
+                pairs.append(written(both, "I"))
+    return pairs

@@ -51,12 +51,12 @@ def test_an_alignment_by_hand(tmp_path, reference, name):
     assert not is_reads(path)
     haplotypes = dict(assemblies.read(path, reference, PLACE, ["bob", "ann"], aligned=True))
     assert list(haplotypes) == ["bob", "ann"]
-    assert [one.sequence() for one in haplotypes["ann"]] == ["CTATTGCAAG", "CTAAG"]
+    assert [haplotype.sequence() for haplotype in haplotypes["ann"]] == ["CTATTGCAAG", "CTAAG"]
     assert names(diplotype(*haplotypes["ann"])) == [
         "C-C", "T-T", "A-A", "T-DEL", "TI-DEL", "GI-DEL", "CI-DEL", "A-DEL", "A-A", "G-G",
     ]  # fmt: skip
     # Haplotypes in the order of their names; other letters than A, C, G and T are N.
-    assert [one.sequence() for one in haplotypes["bob"]] == ["CTATNAAN", "CTGTAAG"]
+    assert [haplotype.sequence() for haplotype in haplotypes["bob"]] == ["CTATNAAN", "CTGTAAG"]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,17 @@ def test_an_alignment_by_hand(tmp_path, reference, name):
 def test_a_part_of_an_alignment(tmp_path, reference, region, ann, bob, mode):
     path = written(tmp_path / "a.fa", ALIGNED)
     haplotypes = dict(assemblies.read(path, reference, Region("chr19", *region), ["ann", "bob"], aligned=mode))
-    assert {name: [one.sequence() for one in both] for name, both in haplotypes.items()} == {"ann": ann, "bob": bob}
+    assert {name: [haplotype.sequence() for haplotype in both] for name, both in haplotypes.items()} == {
+        "ann": ann,
+        "bob": bob,
+    }
 
 
 def test_the_reference_is_known_by_its_bases_too(tmp_path, reference):
     rows = {name.replace("chr19:101-107", "x"): row for name, row in ALIGNED.items()}
     path = written(tmp_path / "a.fa", rows)
     ((_, both),) = assemblies.read(path, reference, PLACE, ["ann"], aligned=True)
-    assert [one.sequence() for one in both] == ["CTATTGCAAG", "CTAAG"]
+    assert [haplotype.sequence() for haplotype in both] == ["CTATTGCAAG", "CTAAG"]
     with pytest.raises(
         GenomeError, match=r"must have the reference as one of its aligned sequences, none is of 19:103-"
     ):
@@ -166,7 +169,7 @@ def test_whole_sequences_are_of_the_region(tmp_path, other, message):
     reference, region = Reference(written(tmp_path / "ref.fa", {"19": LONG})), Region("19", 0, 300)
     if message is None:
         ((_, both),) = assemblies.read(path, reference, region, ["ann"], aligned=False)
-        assert [one.sequence() for one in both] == [LONG, other]
+        assert [haplotype.sequence() for haplotype in both] == [LONG, other]
     else:
         with pytest.raises(GenomeError, match=rf"a\.fa: sequence ann#2#c2 {message}"):
             list(assemblies.read(path, reference, region, ["ann"], aligned=False))

@@ -28,7 +28,7 @@ def refused(tmp_path, content, message, name="cohort.tsv"):
     assert "\n" not in str(caught.value)
 
 
-def made(counts):
+def cohort_of(counts):
     """A cohort of so many people of each phenotype, one after the other."""
     people = [Person(f"{name}{number}", name) for name, count in counts.items() for number in range(count)]
     return Cohort(people, sorted(counts))
@@ -52,21 +52,21 @@ def made(counts):
     ],
 )
 def test_tables(tmp_path, name, content):
-    found = load(tmp_path, content, name)
-    assert (found.people, found.phenotypes, found.without) == (PEOPLE, ["0", "1"], ())
-    assert found.balance() == {"0": 1, "1": 2}
+    cohort = load(tmp_path, content, name)
+    assert (cohort.people, cohort.phenotypes, cohort.without) == (PEOPLE, ["0", "1"], ())
+    assert cohort.balance() == {"0": 1, "1": 2}
 
 
 def test_names_are_kept_as_they_are(tmp_path):
-    found = load(tmp_path, "person,phenotype\n007,case\nÅsa Öst,control\n'x',case\n", "a.csv")
-    assert [person.name for person in found.people] == ["007", "Åsa Öst", "'x'"]
-    assert found.phenotypes == ["case", "control"]
+    cohort = load(tmp_path, "person,phenotype\n007,case\nÅsa Öst,control\n'x',case\n", "a.csv")
+    assert [person.name for person in cohort.people] == ["007", "Åsa Öst", "'x'"]
+    assert cohort.phenotypes == ["case", "control"]
 
 
 @pytest.mark.parametrize("missing", ["", "NA", "na", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", ".", "?"])
 def test_a_phenotype_that_is_missing(tmp_path, missing):
-    found = load(tmp_path, TABS + f"dan\t{missing}\neve\t {missing}\n")
-    assert (found.people, found.phenotypes, len(found.without)) == (PEOPLE, ["0", "1"], 2)
+    cohort = load(tmp_path, TABS + f"dan\t{missing}\neve\t {missing}\n")
+    assert (cohort.people, cohort.phenotypes, len(cohort.without)) == (PEOPLE, ["0", "1"], 2)
 
 
 def test_paths_are_from_the_table_on(tmp_path, monkeypatch):
@@ -77,11 +77,11 @@ def test_paths_are_from_the_table_on(tmp_path, monkeypatch):
     content = f"person\tpath\tphenotype\nann\t../reads/ann.bam\t1\nbob\tbob.bam\t0\ncid\t{tmp_path}/reads/ann.bam\t.\n"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables/cohort.tsv").write_text(content)
-    found = Cohort.load(Path("tables/cohort.tsv"))
-    assert [person.path.resolve() for person in found.people] == [
+    cohort = Cohort.load(Path("tables/cohort.tsv"))
+    assert [person.path.resolve() for person in cohort.people] == [
         tmp_path / "reads/ann.bam", tmp_path / "tables/bob.bam",
     ]  # fmt: skip
-    assert len(found.without) == 1
+    assert len(cohort.without) == 1
 
 
 @pytest.mark.parametrize(
@@ -166,30 +166,30 @@ def test_what_no_line_can_hold(tmp_path, inside, column):
 @settings(max_examples=40, deadline=None)
 @given(ill=st.integers(10, 80), well=st.integers(10, 80), seed=st.integers(0, 2**32 - 1))
 def test_splits_are_of_everybody_once(ill, well, seed):
-    cohort = made({"0": well, "1": ill})
-    found = cohort.splits(seed)
-    assert list(found) == ["train", "valid", "test"]
-    assert Counter(person for part in found.values() for person in part) == Counter(cohort.people)
-    assert len(found["test"]) == pytest.approx(0.2 * (ill + well), abs=1)
-    assert len(found["valid"]) == pytest.approx(0.1 * (ill + well), abs=1)
-    for part in found.values():
+    cohort = cohort_of({"0": well, "1": ill})
+    splits = cohort.splits(seed)
+    assert list(splits) == ["train", "valid", "test"]
+    assert Counter(person for part in splits.values() for person in part) == Counter(cohort.people)
+    assert len(splits["test"]) == pytest.approx(0.2 * (ill + well), abs=1)
+    assert len(splits["valid"]) == pytest.approx(0.1 * (ill + well), abs=1)
+    for part in splits.values():
         count = sum(person.phenotype == "1" for person in part)
         assert count == pytest.approx(ill / (ill + well) * len(part), abs=1.5)
         assert 0 < count < len(part)
-    assert cohort.splits(seed) == found
+    assert cohort.splits(seed) == splits
 
 
 def test_splits_differ_by_seed_and_are_mixed():
-    cohort = made({"0": 50, "1": 50})
-    found = [cohort.splits(seed)["test"] for seed in range(5)]
-    assert len({tuple(person.name for person in one) for one in found}) == 5
-    assert found[0] != sorted(found[0], key=lambda person: person.name)
+    cohort = cohort_of({"0": 50, "1": 50})
+    parts = [cohort.splits(seed)["test"] for seed in range(5)]
+    assert len({tuple(person.name for person in part) for part in parts}) == 5
+    assert parts[0] != sorted(parts[0], key=lambda person: person.name)
 
 
 def test_other_shares():
-    found = made({"0": 600, "1": 400}).splits(3, valid=0.25, test=0.05)
-    assert {name: len(part) for name, part in found.items()} == {"train": 700, "valid": 250, "test": 50}
-    assert {name: sum(one.phenotype == "1" for one in part) for name, part in found.items()} == {
+    splits = cohort_of({"0": 600, "1": 400}).splits(3, valid=0.25, test=0.05)
+    assert {name: len(part) for name, part in splits.items()} == {"train": 700, "valid": 250, "test": 50}
+    assert {name: sum(person.phenotype == "1" for person in part) for name, part in splits.items()} == {
         "train": 280, "valid": 100, "test": 20,
     }  # fmt: skip
 
@@ -205,7 +205,7 @@ def test_shares_out_of_range(valid, test):
     with pytest.raises(
         ValueError, match=f"^valid and test must be above 0 and below 1 together, got {valid} and {test}"
     ):
-        made({"0": 50, "1": 50}).splits(0, valid=valid, test=test)
+        cohort_of({"0": 50, "1": 50}).splits(0, valid=valid, test=test)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,12 @@ def test_shares_out_of_range(valid, test):
     ],
 )
 def test_too_few_people(counts):
-    one, other = counts.values()
-    with pytest.raises(ValueError, match=rf"^{one} and {other} people are too few for splits of 0\.1 and 0\.2$"):
-        made(counts).splits(0)
+    first, second = counts.values()
+    with pytest.raises(ValueError, match=rf"^{first} and {second} people are too few for splits of 0\.1 and 0\.2$"):
+        cohort_of(counts).splits(0)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_a_seed_out_of_range(seed):
     with pytest.raises(ValueError, match="seed"):
-        made({"0": 50, "1": 50}).splits(seed)
+        cohort_of({"0": 50, "1": 50}).splits(seed)

@@ -90,7 +90,7 @@ def test_the_page_of_everything(monkeypatch, capsys, tmp_path: Path) -> None:
     for text in (page, out, (tmp_path / "demo.jsonl").read_text()):
         assert not people & set(re.findall(r"\w+", text))
         assert not re.search(r"[ACGTNRYKMSW]{12,}|\b[01]\|[01]\b", text)
-    made = read(tmp_path / "demo.jsonl")
-    assert {one.benchmark for one in made} == {"genome_demo"}
-    assert len({json.dumps(one.setting["study"]) for one in made}) == 4
-    assert all(one.context["command"].startswith("greenformers genome demo") for one in made)
+    records = read(tmp_path / "demo.jsonl")
+    assert {record.benchmark for record in records} == {"genome_demo"}
+    assert len({json.dumps(record.setting["study"]) for record in records}) == 4
+    assert all(record.context["command"].startswith("greenformers genome demo") for record in records)

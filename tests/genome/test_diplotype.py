@@ -33,8 +33,8 @@ REFERENCE = "TATAA"
 
 
 def code(pair):
-    one, two = (SYMBOLS.index(name) for name in pair.split("-"))
-    return PAIR[one, two]
+    first, second = (SYMBOLS.index(name) for name in pair.split("-"))
+    return PAIR[first, second]
 
 
 def test_pairs():
@@ -50,7 +50,9 @@ def test_pairs():
 def test_alphabets(alphabet):
     characters = ALPHABETS[alphabet]
     assert len(characters) == len(set(characters)) == 66
-    assert all(ord(one) < 0x10000 and not one.isspace() and one.isprintable() for one in characters)
+    assert all(
+        ord(character) < 0x10000 and not character.isspace() and character.isprintable() for character in characters
+    )
     for form in ("NFC", "NFD", "NFKC", "NFKD"):
         assert unicodedata.normalize(form, characters) == characters
     codes = np.arange(66, dtype=np.uint8)
@@ -79,9 +81,9 @@ def test_characters(alphabet, pair, character):
 # Figure 5.2: a substitution, an insertion of TGC after position 3, and two positions gone.
 CHANGES = {
     "reference": (lambda _: None, "TATAA"),
-    "substitution": (lambda one: one.substitute(2, "C"), "TACAA"),
-    "insertion": (lambda one: one.insert(3, "TGC"), "TATTGCAA"),
-    "deletion": (lambda one: one.delete(2, 2), "TAA"),
+    "substitution": (lambda haplotype: haplotype.substitute(2, "C"), "TACAA"),
+    "insertion": (lambda haplotype: haplotype.insert(3, "TGC"), "TATTGCAA"),
+    "deletion": (lambda haplotype: haplotype.delete(2, 2), "TAA"),
 }
 
 
@@ -104,10 +106,10 @@ def test_figure_5_2(first, second, expected):
     both = []
     for name in (first, second):
         change, sequence = CHANGES[name]
-        one = Haplotype(encoded(REFERENCE))
-        change(one)
-        assert one.sequence() == sequence
-        both.append(one)
+        haplotype = Haplotype(encoded(REFERENCE))
+        change(haplotype)
+        assert haplotype.sequence() == sequence
+        both.append(haplotype)
     pairs = diplotype(*both)
     assert text(pairs, "thesis") == expected
     assert diplotype(*reversed(both)).tolist() == pairs.tolist() == pairs_of(expected, "thesis").tolist()
@@ -143,8 +145,8 @@ def two(draw):
     return draw(spelled(length)), draw(spelled(length))
 
 
-def ordered(one, other):
-    return "-".join(sorted((one, other), key=SYMBOLS.index))
+def ordered(first, second):
+    return "-".join(sorted((first, second), key=SYMBOLS.index))
 
 
 @settings(deadline=None)
@@ -155,8 +157,8 @@ def test_any_two_haplotypes(both):
     for place in range(length + 1):
         sides = [[f"{base}I" for base in between.get(place, "")] for _, _, between in both]
         for number in range(max(map(len, sides))):
-            one, other = (side[number] if number < len(side) else "DEL" for side in sides)
-            columns.append((place - 1, True, ordered(one, other)))
+            first, second = (side[number] if number < len(side) else "DEL" for side in sides)
+            columns.append((place - 1, True, ordered(first, second)))
         if place < length:
             columns.append((place, False, ordered(both[0][1][place], both[1][1][place])))
 
@@ -178,11 +180,12 @@ def test_any_two_haplotypes(both):
 @given(two(), st.data())
 def test_parts_make_the_whole(both, data):
     """A diplotype of parts is a part of the diplotype."""
-    haplotypes = [one for one, _, _ in both]
+    haplotypes = [haplotype for haplotype, _, _ in both]
     length = len(haplotypes[0].bases)
     cuts = data.draw(st.lists(st.integers(1, length - 1), max_size=4, unique=True)) if length > 1 else []
     parts = [
-        [one.part(start, end) for one in haplotypes] for start, end in itertools.pairwise([0, *sorted(cuts), length])
+        [haplotype.part(start, end) for haplotype in haplotypes]
+        for start, end in itertools.pairwise([0, *sorted(cuts), length])
     ]
     for number, whole in enumerate(haplotypes):
         assert "".join(part[number].sequence() for part in parts) == whole.sequence()
@@ -200,12 +203,12 @@ def test_bases():
 def test_columns_between_positions():
     pairs = np.array([code("A-A"), code("C-C")])
     assert with_columns(pairs, {}) is pairs
-    found = with_columns(pairs, {2: np.array([code("NI-NI")]), 0: np.array([code("AI-DEL"), code("DEL-TI")])})
-    assert names(found) == ["AI-DEL", "TI-DEL", "A-A", "C-C", "NI-NI"]
+    columns = with_columns(pairs, {2: np.array([code("NI-NI")]), 0: np.array([code("AI-DEL"), code("DEL-TI")])})
+    assert names(columns) == ["AI-DEL", "TI-DEL", "A-A", "C-C", "NI-NI"]
 
 
 @pytest.mark.parametrize(
-    ("change", "place", "what", "message"),
+    ("change", "place", "value", "message"),
     [
         ("substitute", 4, "AC", "positions must be in 0..5, got 4..6"),
         ("substitute", -1, "A", "positions must be in 0..5, got -1..0"),
@@ -216,12 +219,12 @@ def test_columns_between_positions():
         ("insert", 1, "A", "bases must be new, and at least one, got 'A' for 1"),
     ],
 )
-def test_wrong_changes(change, place, what, message):
-    one = Haplotype(encoded(REFERENCE))
-    one.insert(1, "G")
+def test_wrong_changes(change, place, value, message):
+    haplotype = Haplotype(encoded(REFERENCE))
+    haplotype.insert(1, "G")
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        getattr(one, change)(place, what)
-    assert one.sequence() == "TGATAA"
+        getattr(haplotype, change)(place, value)
+    assert haplotype.sequence() == "TGATAA"
 
 
 def test_wrong_lengths():

@@ -67,7 +67,7 @@ def apart(tmp_path):
 
 
 def reads(path, *sequences, contigs=None):
-    lines = [line(f"r{number}", 0, "120M", one, contig="19") for number, one in enumerate([*sequences] * 4)]
+    lines = [line(f"r{number}", 0, "120M", sequence, contig="19") for number, sequence in enumerate([*sequences] * 4)]
     return aligned(path, lines, contigs or {"19": 120})
 
 
@@ -78,7 +78,7 @@ def rows(path):
 def fuse(both, alphabet):
     from greenformers.genome.diplotype import Haplotype, encoded
 
-    return text(diplotype(*[Haplotype(encoded(one)) for one in both]), alphabet)
+    return text(diplotype(*[Haplotype(encoded(side)) for side in both]), alphabet)
 
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
@@ -114,7 +114,7 @@ def test_reads_and_variants_of_a_part(tmp_path, reference, apart):
     out = tmp_path / "out.tsv"
     encoding = Encoding(reference, Region("19", 5, 60), thresholds=Thresholds(depth=2))
     assert list(encode([apart[1], Source(path, ("ann",)), apart[3]], encoding, out)) == [0, 1, 2, 3]
-    expected = [fuse([one[5:60] for one in both], "iupac") for both in (haplotypes(1), [SEQUENCE, changed(50)])]
+    expected = [fuse([side[5:60] for side in both], "iupac") for both in (haplotypes(1), [SEQUENCE, changed(50)])]
     assert [row[1] for row in rows(out)[2:4]] == expected
     assert [row[0] for row in rows(out)[2:]] == ["p1", "ann", "p3"]
 
@@ -374,9 +374,9 @@ def test_somebody_in_two_sources(tmp_path, reference, apart):
 
 
 def test_somebody_without_a_phenotype(tmp_path, reference, apart):
-    known = {name: phenotype for name, phenotype in PHENOTYPES.items() if name != "p4"}
+    phenotypes = {name: phenotype for name, phenotype in PHENOTYPES.items() if name != "p4"}
     with pytest.raises(ValueError, match=r"^phenotypes must be of everybody, p4 has none$"):
-        next(encode(apart, Encoding(reference, WHOLE), tmp_path / "out.tsv", phenotypes=known))
+        next(encode(apart, Encoding(reference, WHOLE), tmp_path / "out.tsv", phenotypes=phenotypes))
     assert list(tmp_path.glob("out*")) == []
 
 

@@ -39,7 +39,7 @@ def sites(path, *records, people=()):
             fields[7] = next(abouts)
     head = ['##INFO=<ID=AF,Number=A,Type=Float,Description="">', '##INFO=<ID=COMMON,Number=0,Type=Flag,Description="">']
     whole = ["\t".join(fields) for fields in lines]
-    plain.write_text("".join(one + "\n" for one in [whole[0], *head, *whole[1:]]))
+    plain.write_text("".join(row + "\n" for row in [whole[0], *head, *whole[1:]]))
     return plain
 
 
@@ -146,17 +146,17 @@ def test_wrong_sites(tmp_path, reference):
 )
 def test_pieces_go_from_their_beginning_to_the_end(length, starts, first, shortest, more, seed):
     given = {"starts": starts, "first": first, "shortest": shortest, "longest": shortest + more}
-    found = corpus.pieces(length, np.random.default_rng(seed), **given)
+    pieces = corpus.pieces(length, np.random.default_rng(seed), **given)
     again = corpus.pieces(length, np.random.default_rng(seed), **given)
-    np.testing.assert_array_equal(found, again)
-    assert found.tolist() == sorted(found.tolist())
-    sizes = found[:, 1] - found[:, 0]
-    last = found[:, 1] == length
+    np.testing.assert_array_equal(pieces, again)
+    assert pieces.tolist() == sorted(pieces.tolist())
+    sizes = pieces[:, 1] - pieces[:, 0]
+    last = pieces[:, 1] == length
     assert last.sum() == starts
     assert ((sizes[~last] >= shortest) & (sizes[~last] <= shortest + more)).all()
     assert ((sizes[last] >= 1) & (sizes[last] <= shortest + more)).all()
     # Every piece but the last goes on in another one, and as many have no piece before them as there are beginnings.
-    begins, ends = np.unique(found[:, 0], return_counts=True), np.unique(found[~last][:, 1], return_counts=True)
+    begins, ends = np.unique(pieces[:, 0], return_counts=True), np.unique(pieces[~last][:, 1], return_counts=True)
     before = dict(zip(*map(np.ndarray.tolist, ends), strict=True))
     fresh = {place: count - before.get(place, 0) for place, count in zip(*map(np.ndarray.tolist, begins), strict=True)}
     assert min(fresh.values()) >= 0
@@ -169,18 +169,18 @@ def test_pieces_go_from_their_beginning_to_the_end(length, starts, first, shorte
 def test_pieces_are_drawn_without_putting_back(length, count, seed):
     given = {"starts": 1, "first": 10, "shortest": 3, "longest": 7}
     every = corpus.pieces(length, np.random.default_rng(seed), **given).tolist()
-    found = corpus.pieces(length, np.random.default_rng(seed), count=count, **given).tolist()
-    assert len(found) == min(count, len(every))
-    assert found == sorted(found)
-    assert len({tuple(one) for one in found}) == len(found)
-    assert all(one in every for one in found)
+    pieces = corpus.pieces(length, np.random.default_rng(seed), count=count, **given).tolist()
+    assert len(pieces) == min(count, len(every))
+    assert pieces == sorted(pieces)
+    assert len({tuple(piece) for piece in pieces}) == len(pieces)
+    assert all(piece in every for piece in pieces)
 
 
 def test_one_beginning_is_consecutive():
-    found = corpus.pieces(100_000, np.random.default_rng(0), starts=1).tolist()
-    assert all(one[1] == other[0] for one, other in pairwise(found))
-    assert 100_000 / 1000 <= len(found) <= 100_000 / 500 + 1
-    sizes = [end - begin for begin, end in found[:-1]]
+    pieces = corpus.pieces(100_000, np.random.default_rng(0), starts=1).tolist()
+    assert all(piece[1] == other[0] for piece, other in pairwise(pieces))
+    assert 100_000 / 1000 <= len(pieces) <= 100_000 / 500 + 1
+    sizes = [end - begin for begin, end in pieces[:-1]]
     assert min(sizes) < 520
     assert max(sizes) > 980
 
@@ -200,20 +200,20 @@ def test_sentences_of_several_sequences():
     every = list(corpus.sentences(sequences, 5, **given))
     assert every == list(corpus.sentences(sequences, 5, **given))
     assert every != list(corpus.sentences(sequences, 6, **given))
-    assert all(sum(one in sequence for sequence in sequences) for one in every)
+    assert all(sum(sentence in sequence for sequence in sequences) for sentence in every)
     assert sum(map(len, every)) >= 3 * (200 - 20 + 150 - 20)
     some = list(corpus.sentences(sequences, 5, count=7, **given))
     assert len(some) == 7
-    assert [one in sequences[0] for one in some] == [True] * 4 + [False] * 3
+    assert [sentence in sequences[0] for sentence in some] == [True] * 4 + [False] * 3
 
 
 def test_neighbours_are_not_copies_of_one_part():
     sequence = bases(5000, 3)
     given = {"starts": 20, "first": 20, "shortest": 20, "longest": 40}
-    begins = [sequence.index(one) for one in corpus.sentences([sequence], 0, **given)]
+    begins = [sequence.index(sentence) for sentence in corpus.sentences([sequence], 0, **given)]
     near = sum(abs(a - b) < 40 for a, b in pairwise(begins)) / len(begins)
     assert near < 0.1
-    alone = [sequence.index(one) for one in corpus.sentences([sequence], 0, **given | {"starts": 1})]
+    alone = [sequence.index(sentence) for sentence in corpus.sentences([sequence], 0, **given | {"starts": 1})]
     assert alone == sorted(alone)
 
 
@@ -246,15 +246,15 @@ def people(tmp_path):
 def test_sentences_of_people(people, mode):
     path = people(mode=mode, alphabet="thesis")
     assert corpus.kind_of(path) == (mode, "thesis")
-    found = corpus.sentences_of(path, 3)
-    assert isinstance(found, Iterator)
-    found = list(found)
-    assert found == list(corpus.sentences_of(path, 3))
-    assert found != list(corpus.sentences_of(path, 4))
-    assert set("".join(found)) == set("ACGT") | (set("嗄个") if mode == "diplotype" else set())
+    sentences = corpus.sentences_of(path, 3)
+    assert isinstance(sentences, Iterator)
+    sentences = list(sentences)
+    assert sentences == list(corpus.sentences_of(path, 3))
+    assert sentences != list(corpus.sentences_of(path, 4))
+    assert set("".join(sentences)) == set("ACGT") | (set("嗄个") if mode == "diplotype" else set())
     sequences = 5 if mode == "diplotype" else 10
-    assert sequences * 39_000 <= sum(map(len, found)) <= sequences * 40_000
-    assert max(map(len, found)) <= 1000
+    assert sequences * 39_000 <= sum(map(len, sentences)) <= sequences * 40_000
+    assert max(map(len, sentences)) <= 1000
 
 
 def test_each_piece_of_people_is_as_likely(people):
@@ -283,7 +283,7 @@ def test_sentences_are_not_held():
     sequence = bases(300_000)
     tracemalloc.start()
     try:
-        total = sum(len(one) for one in corpus.sentences([sequence], 0))
+        total = sum(len(sentence) for sentence in corpus.sentences([sequence], 0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -4,6 +4,7 @@ import random
 import re
 import time
 import unicodedata
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -53,70 +54,70 @@ def pieces(whole):
 @pytest.fixture(scope="module")
 def learnt():
     """A tokenizer for each kind of sequence, and SentencePiece's own of the same training."""
-    found, plain = {}, sentencepiece.SentencePieceTrainer.train
+    tokenizers, plain = {}, sentencepiece.SentencePieceTrainer.train
 
     def train(**given):
         plain(**given)
-        found["model"] = sentencepiece.SentencePieceProcessor(model_proto=given["model_writer"].getvalue())
+        tokenizers["model"] = sentencepiece.SentencePieceProcessor(model_proto=given["model_writer"].getvalue())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentencepiece.SentencePieceTrainer, "train", train)
         for kind in KINDS:
             characters = tokenizer.base_tokens(kind)
             sentences = [*characters, *pieces(written(60_000, kind))]
-            made = tokenizer.subwords(sentences, size=700, characters=characters)
-            found[kind] = made, found.pop("model")
-    return found
+            dna_tokenizer = tokenizer.subwords(sentences, size=700, characters=characters)
+            tokenizers[kind] = dna_tokenizer, tokenizers.pop("model")
+    return tokenizers
 
 
-def back(made, sequence):
-    ids = made(sequence, add_special_tokens=False, verbose=False)["input_ids"]
-    assert made.unk_token_id not in ids
-    return made.decode(ids)
+def back(dna_tokenizer, sequence):
+    ids = dna_tokenizer(sequence, add_special_tokens=False, verbose=False)["input_ids"]
+    assert dna_tokenizer.unk_token_id not in ids
+    return dna_tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_vocabulary(learnt, kind):
-    made, model = learnt[kind]
-    assert len(made) == model.get_piece_size() == 700
-    assert made.convert_ids_to_tokens(list(range(5))) == list(tokenizer.SPECIAL)
-    assert (made.pad_token_id, made.unk_token_id, made.cls_token_id) == (0, 1, 2)
-    assert (made.sep_token_id, made.mask_token_id, made.model_max_length) == (3, 4, 4096)
-    vocabulary = made.get_vocab()
+    dna_tokenizer, model = learnt[kind]
+    assert len(dna_tokenizer) == model.get_piece_size() == 700
+    assert dna_tokenizer.convert_ids_to_tokens(list(range(5))) == list(tokenizer.SPECIAL)
+    assert (dna_tokenizer.pad_token_id, dna_tokenizer.unk_token_id, dna_tokenizer.cls_token_id) == (0, 1, 2)
+    assert (dna_tokenizer.sep_token_id, dna_tokenizer.mask_token_id, dna_tokenizer.model_max_length) == (3, 4, 4096)
+    vocabulary = dna_tokenizer.get_vocab()
     assert sorted(vocabulary.values()) == list(range(700))
     assert set(tokenizer.base_tokens(kind)) <= set(vocabulary)
     rest = set(vocabulary) - set(tokenizer.SPECIAL)
     assert max(map(len, rest)) == 16
     assert set("".join(rest)) == set(tokenizer.base_tokens(kind))
-    assert tokenizer.mean_token(made) == pytest.approx(sum(map(len, rest)) / 695)
+    assert tokenizer.mean_token(dna_tokenizer) == pytest.approx(sum(map(len, rest)) / 695)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_sentencepiece_itself(learnt, kind):
-    made, model = learnt[kind]
+    dna_tokenizer, model = learnt[kind]
     for seed in (0, 9):
         whole = written(20_000, kind, seed)
-        ours = made.tokenize(whole, verbose=False)
+        ours = dna_tokenizer.tokenize(whole, verbose=False)
         theirs = model.encode(whole, out_type=str)
         assert "".join(ours) == "".join(theirs) == whole
         assert len(ours) == pytest.approx(len(theirs), rel=0.005)
-        assert sum(one == other for one, other in zip(ours, theirs, strict=False)) > 0
-        assert tokenizer.mean_length(made, [whole]) == pytest.approx(len(whole) / len(ours))
-        assert tokenizer.mean_length(made, pieces(whole)) == pytest.approx(len(whole) / len(ours), rel=0.02)
+        assert (Counter(ours) & Counter(theirs)).total() > 0.95 * len(theirs)
+        assert tokenizer.mean_length(dna_tokenizer, [whole]) == pytest.approx(len(whole) / len(ours))
+        assert tokenizer.mean_length(dna_tokenizer, pieces(whole)) == pytest.approx(len(whole) / len(ours), rel=0.02)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_text_comes_back(learnt, kind):
-    made, _ = learnt[kind]
+    dna_tokenizer, _ = learnt[kind]
 
     @settings(max_examples=150)
     @given(st.text(tokenizer.base_tokens(kind), max_size=120))
     def comes_back(sequence):
-        assert back(made, sequence) == sequence
+        assert back(dna_tokenizer, sequence) == sequence
         assert unicodedata.normalize("NFKC", sequence) == sequence
 
     comes_back()
-    assert back(made, tokenizer.base_tokens(kind) * 3) == tokenizer.base_tokens(kind) * 3
+    assert back(dna_tokenizer, tokenizer.base_tokens(kind) * 3) == tokenizer.base_tokens(kind) * 3
 
 
 edits = st.tuples(
@@ -129,7 +130,7 @@ edits = st.tuples(
 
 @pytest.mark.parametrize("alphabet", ALPHABETS)
 def test_variants_come_back(learnt, alphabet):
-    made, _ = learnt[alphabet]
+    dna_tokenizer, _ = learnt[alphabet]
 
     @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
     @given(st.text(BASES, min_size=30, max_size=60), st.lists(edits, max_size=6))
@@ -143,7 +144,7 @@ def test_variants_come_back(learnt, alphabet):
             elif place not in both[side].inserted:
                 both[side].insert(place, other)
         pairs = diplotype(*both)
-        np.testing.assert_array_equal(pairs_of(back(made, text(pairs, alphabet)), alphabet), pairs)
+        np.testing.assert_array_equal(pairs_of(back(dna_tokenizer, text(pairs, alphabet)), alphabet), pairs)
 
     come_back()
 
@@ -152,76 +153,80 @@ def test_from_pretrained_gives_the_same(learnt, tmp_path):
     from transformers import AutoTokenizer
 
     for kind in KINDS:
-        made, _ = learnt[kind]
-        made.save_pretrained(tmp_path / str(kind))
+        dna_tokenizer, _ = learnt[kind]
+        dna_tokenizer.save_pretrained(tmp_path / str(kind))
         loaded = AutoTokenizer.from_pretrained(tmp_path / str(kind))
         sequences = [written(3000, kind, 3), tokenizer.base_tokens(kind), "A", ""]
-        assert loaded(sequences)["input_ids"] == made(sequences)["input_ids"]
+        assert loaded(sequences)["input_ids"] == dna_tokenizer(sequences)["input_ids"]
         assert loaded.decode(loaded(sequences[1])["input_ids"], skip_special_tokens=True) == sequences[1]
         assert loaded.model_max_length == 4096
-        assert loaded.get_vocab() == made.get_vocab()
+        assert loaded.get_vocab() == dna_tokenizer.get_vocab()
         assert [loaded.pad_token, loaded.unk_token, loaded.cls_token] == list(tokenizer.SPECIAL[:3])
         assert [loaded.sep_token, loaded.mask_token] == list(tokenizer.SPECIAL[3:])
 
 
 def test_what_is_around_a_sequence(learnt):
-    made, _ = learnt["iupac"]
-    plain = made("ACGTRY", add_special_tokens=False)["input_ids"]
-    assert made("ACGTRY")["input_ids"] == [2, *plain, 3]
-    assert made("ACGTRY", "ACGTRY")["input_ids"] == [2, *plain, 3, *plain, 3]
-    assert made("")["input_ids"] == [2, 3]
-    batch = made(["ACGTRY", ""], padding=True)
+    dna_tokenizer, _ = learnt["iupac"]
+    plain = dna_tokenizer("ACGTRY", add_special_tokens=False)["input_ids"]
+    assert dna_tokenizer("ACGTRY")["input_ids"] == [2, *plain, 3]
+    assert dna_tokenizer("ACGTRY", "ACGTRY")["input_ids"] == [2, *plain, 3, *plain, 3]
+    assert dna_tokenizer("")["input_ids"] == [2, 3]
+    batch = dna_tokenizer(["ACGTRY", ""], padding=True)
     assert batch["input_ids"][1] == [2, 3] + [0] * len(plain)
     assert batch["attention_mask"][1] == [1, 1] + [0] * len(plain)
-    cut = made(written(50_000, "iupac"), truncation=True)["input_ids"]
+    cut = dna_tokenizer(written(50_000, "iupac"), truncation=True)["input_ids"]
     assert (len(cut), cut[0], cut[-1]) == (4096, 2, 3)
 
 
 def test_a_character_of_another_alphabet_is_unknown(learnt):
-    made, _ = learnt[None]
-    assert made("ACGTR")["input_ids"][-2:] == [1, 3]
-    assert made("嗄")["input_ids"] == [2, 1, 3]
+    dna_tokenizer, _ = learnt[None]
+    assert dna_tokenizer("ACGTR")["input_ids"][-2:] == [1, 3]
+    assert dna_tokenizer("嗄")["input_ids"] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("kind", ["iupac", None])
 def test_long_sequences_are_fast(learnt, kind):
-    made, _ = learnt[kind]
+    dna_tokenizer, _ = learnt[kind]
     whole = written(34_000, kind, 5)
-    made(whole, verbose=False)
+    dna_tokenizer(whole, verbose=False)
     start = time.perf_counter()
-    made(whole, verbose=False)
+    dna_tokenizer(whole, verbose=False)
     assert time.perf_counter() - start < 0.5
 
 
 @pytest.mark.parametrize("size", [71, 72, 200])
 def test_sizes(size):
     characters = ALPHABETS["iupac"]
-    made = tokenizer.subwords([*characters, *pieces(written(20_000, "iupac"))], size=size, characters=characters)
-    assert len(made) == size
+    dna_tokenizer = tokenizer.subwords(
+        [*characters, *pieces(written(20_000, "iupac"))], size=size, characters=characters
+    )
+    assert len(dna_tokenizer) == size
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5])
 def test_the_longest_subword(longest):
-    made = tokenizer.subwords(pieces(likely(20_000)), size=200, characters=BASES, longest=longest, max_length=17)
-    assert max(len(token) for token in made.get_vocab() if token not in tokenizer.SPECIAL) == longest
-    assert longest < 5 or len(made) == 200
-    assert longest > 1 or len(made) == 10
-    assert made.model_max_length == 17
+    dna_tokenizer = tokenizer.subwords(
+        pieces(likely(20_000)), size=200, characters=BASES, longest=longest, max_length=17
+    )
+    assert max(len(token) for token in dna_tokenizer.get_vocab() if token not in tokenizer.SPECIAL) == longest
+    assert longest < 5 or len(dna_tokenizer) == 200
+    assert longest > 1 or len(dna_tokenizer) == 10
+    assert dna_tokenizer.model_max_length == 17
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_characters_that_no_sentence_has(kind):
     characters = tokenizer.base_tokens(kind)
-    made = tokenizer.subwords(["ACGT" * 50], size=80, characters=characters)
-    assert back(made, characters) == characters
+    dna_tokenizer = tokenizer.subwords(["ACGT" * 50], size=80, characters=characters)
+    assert back(dna_tokenizer, characters) == characters
     # Nothing was learnt of them but that they are there.
-    learnt = set(made.get_vocab()) - set(tokenizer.SPECIAL) - set(characters)
+    learnt = set(dna_tokenizer.get_vocab()) - set(tokenizer.SPECIAL) - set(characters)
     assert set("".join(learnt)) == set("ACGT")
 
 
 def test_the_least_size_has_room_for_the_characters_alone():
-    made = tokenizer.subwords(["ACGT" * 50], size=10, characters=BASES)
-    assert set(made.get_vocab()) == {*tokenizer.SPECIAL, *BASES}
+    dna_tokenizer = tokenizer.subwords(["ACGT" * 50], size=10, characters=BASES)
+    assert set(dna_tokenizer.get_vocab()) == {*tokenizer.SPECIAL, *BASES}
 
 
 def test_the_same_sentences_give_the_same():
@@ -257,9 +262,9 @@ def test_a_fault_among_the_sentences(fault):
 
 def test_more_subwords_than_there_are():
     """As many as the sentences have; not a fault."""
-    made = tokenizer.subwords(["ACGT" * 3, "N"], size=32_000, characters=BASES)
-    assert 10 < len(made) < 60
-    assert back(made, "ACGTNACGT") == "ACGTNACGT"
+    dna_tokenizer = tokenizer.subwords(["ACGT" * 3, "N"], size=32_000, characters=BASES)
+    assert 10 < len(dna_tokenizer) < 60
+    assert back(dna_tokenizer, "ACGTNACGT") == "ACGTNACGT"
 
 
 @pytest.mark.parametrize(
@@ -295,15 +300,15 @@ def test_only_gaps_do_not_come_back(sequence, middle, data):
     pattern = f"1{middle}1"
     stride = data.draw(st.integers(1, len(pattern)))
     words = tokenizer.kmers(sequence, pattern, stride)
-    found = tokenizer.sequence_of(words, pattern, stride)
+    restored = tokenizer.sequence_of(words, pattern, stride)
     read = {
         number * stride + place
         for number in range(len(words.split(" ")))
         for place, kind in enumerate(pattern)
         if kind == "1"
     }
-    assert found == "".join(one if place in read else "." for place, one in enumerate(sequence))[: len(found)]
-    assert len(found) == len(sequence)
+    assert restored == "".join(base if place in read else "." for place, base in enumerate(sequence))[: len(restored)]
+    assert len(restored) == len(sequence)
 
 
 @pytest.mark.parametrize("pattern", ["", "0", "01", "10", "12", "1 1", "111\n", "１１"])
@@ -325,11 +330,17 @@ def test_strides_out_of_range(stride):
 def test_kmers_as_tokens(tmp_path):
     from transformers import AutoTokenizer
 
-    made = tokenizer.kmer_tokens(["ACGTACGT", "ACGA"], pattern="111", size=9, max_length=13)
+    dna_tokenizer = tokenizer.kmer_tokens(["ACGTACGT", "ACGA"], pattern="111", size=9, max_length=13)
     # ACG thrice; CGT, GTA and TAC twice or once; of those as frequent the first of the alphabet.
-    assert sorted(made.get_vocab(), key=made.get_vocab().get) == [*tokenizer.SPECIAL, "ACG", "CGT", "CGA", "GTA"]
-    assert made(tokenizer.kmers("ACGTAC", "111"))["input_ids"] == [2, 5, 6, 8, 1, 3]
-    made.save_pretrained(tmp_path / "made")
+    assert sorted(dna_tokenizer.get_vocab(), key=dna_tokenizer.get_vocab().get) == [
+        *tokenizer.SPECIAL,
+        "ACG",
+        "CGT",
+        "CGA",
+        "GTA",
+    ]
+    assert dna_tokenizer(tokenizer.kmers("ACGTAC", "111"))["input_ids"] == [2, 5, 6, 8, 1, 3]
+    dna_tokenizer.save_pretrained(tmp_path / "made")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "made")
     assert loaded(tokenizer.kmers("ACGTAC", "111"))["input_ids"] == [2, 5, 6, 8, 1, 3]
     assert loaded.model_max_length == 13
@@ -338,10 +349,10 @@ def test_kmers_as_tokens(tmp_path):
 @pytest.mark.parametrize(("pattern", "stride"), [("111111", 1), ("11111", 5), ("1", 1)])
 def test_kmers_of_people_come_back(pattern, stride):
     whole = written(3000, "thesis")
-    made = tokenizer.kmer_tokens([whole], pattern=pattern, stride=stride)
-    ids = made(tokenizer.kmers(whole, pattern, stride), add_special_tokens=False, verbose=False)["input_ids"]
+    dna_tokenizer = tokenizer.kmer_tokens([whole], pattern=pattern, stride=stride)
+    ids = dna_tokenizer(tokenizer.kmers(whole, pattern, stride), add_special_tokens=False, verbose=False)["input_ids"]
     assert 1 not in ids
-    assert tokenizer.sequence_of(made.decode(ids), pattern, stride) == whole
+    assert tokenizer.sequence_of(dna_tokenizer.decode(ids), pattern, stride) == whole
 
 
 @pytest.mark.parametrize(
@@ -359,7 +370,7 @@ def test_kmer_tokens_that_cannot_be(given, message):
 
 
 def test_mean_length():
-    made = tokenizer.subwords([*BASES, "ACGT" * 50], size=13, characters=BASES)
-    assert set(made.get_vocab()) == {*tokenizer.SPECIAL, *BASES, "AC", "GT", "ACGT"}
-    assert tokenizer.mean_length(made, ["ACGTN", "ACA"]) == 8 / 4
-    assert tokenizer.mean_token(made) == (5 + 2 + 2 + 4) / 8
+    dna_tokenizer = tokenizer.subwords([*BASES, "ACGT" * 50], size=13, characters=BASES)
+    assert set(dna_tokenizer.get_vocab()) == {*tokenizer.SPECIAL, *BASES, "AC", "GT", "ACGT"}
+    assert tokenizer.mean_length(dna_tokenizer, ["ACGTN", "ACA"]) == 8 / 4
+    assert tokenizer.mean_token(dna_tokenizer) == (5 + 2 + 2 + 4) / 8

@@ -65,7 +65,7 @@ def test_tokens_of_encoded_people_are_of_their_mode(tmp_path: Path, encoded: Pat
 def test_kmers_have_no_mean(tmp_path: Path, genome: Path) -> None:
     learnt = learn(TokenOptions(reference=genome, size=40, pattern="101", stride=2, starts=1), tmp_path / "new")
     words = set(learnt.tokenizer.get_vocab()) - set(SPECIAL)
-    assert {f"{one}.{other}" for one in "ACGT" for other in "ACGT"} <= words
+    assert {f"{first}.{last}" for first in "ACGT" for last in "ACGT"} <= words
     assert len(words) <= 40 - 5
     assert (learnt.mean, learnt.vocabulary_mean) == (None, None)
     assert learnt.tokenizer.init_kwargs["kmer_pattern"] == "101"

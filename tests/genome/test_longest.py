@@ -28,7 +28,7 @@ def step(setting: Setting, of: Size) -> tuple[int, int]:
     """Bytes that are held before a real step of a real network, and the most that it needs beside them."""
     training = setting.mode == "training"
     model = module._Classifier(setting, of, TOKENS).train(training)
-    held = sum(one.numel() * one.element_size() for one in model.parameters())
+    held = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     x = torch.empty(of.batch, TOKENS)
 
     def call() -> None:
@@ -43,8 +43,8 @@ def step(setting: Setting, of: Size) -> tuple[int, int]:
     peak = peak_memory(call)
     if training:
         optimizer = torch.optim.AdamW(model.parameters())
-        for one in model.parameters():
-            one.grad = torch.zeros_like(one)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         held += sum(state[name].nbytes for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq"))
     return held, peak
@@ -62,10 +62,10 @@ def test_needed_is_what_a_real_step_needs(variant: str, mode: str, layers: int) 
     # Of many at once, what does not grow with the sizes is little.
     where = size(layers, batch=31)
     held, peak = step(of(variant, mode), where)
-    found = needed(of(variant, mode), where, TOKENS) - held
+    estimate = needed(of(variant, mode), where, TOKENS) - held
     # Kernels have a little of their own; a tensor of activations would be more than a percent.
     random = RANDOM * (layers + 1) if mode == "recomputed" else 0
-    assert 0 <= peak - found <= 0.005 * peak + random
+    assert 0 <= peak - estimate <= 0.005 * peak + random
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -83,9 +83,9 @@ def test_a_larger_vocabulary_and_more_at_once_need_more(mode: str) -> None:
 def test_longer_sequences_need_more(variant: str) -> None:
     # Around the length to which linformer projects, and far from it.
     lengths = (3, 6, 7, 8, 40, 97) if variant == "linformer" else (3, 40, 41)
-    found = [needed(of(variant, "training"), size(), tokens) for tokens in lengths]
-    assert found == sorted(found)
-    assert len(set(found)) == len(found)
+    sizes = [needed(of(variant, "training"), size(), tokens) for tokens in lengths]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == len(sizes)
 
 
 @pytest.mark.slow
@@ -99,9 +99,9 @@ def test_computed_again_it_needs_less_where_there_are_layers() -> None:
 def test_longest_fits_and_two_more_do_not(variant: str, mode: str) -> None:
     setting = of(variant, mode)
     budget = needed(setting, size(), 97)
-    found = longest(setting, size(), budget)
-    assert found in (96, 97)
-    assert needed(setting, size(), found) <= budget < needed(setting, size(), found + 2)
+    length = longest(setting, size(), budget)
+    assert length in (96, 97)
+    assert needed(setting, size(), length) <= budget < needed(setting, size(), length + 2)
 
 
 def test_a_variant_that_cannot_be_is_refused() -> None:
@@ -132,13 +132,13 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 def test_the_search_finds_the_most(shape) -> None:
     before = 0
     for budget in sorted(10**power * (1 + digit / 7) for power in range(1, 9) for digit in range(60)):
-        found = longest(of(EAGER, "training"), size(), budget)
-        if found == 0:
+        length = longest(of(EAGER, "training"), size(), budget)
+        if length == 0:
             assert shape(3) > budget
         else:
-            assert shape(found) <= budget < shape(found + 2)
-        assert found >= before - 1
-        before = found
+            assert shape(length) <= budget < shape(length + 2)
+        assert length >= before - 1
+        before = length
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "linear"])
@@ -173,26 +173,27 @@ def quadratic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answered(variants, modes, vocabularies, *, budget=None, **options) -> list[LongestSequence]:
-    wanted = module.rows(variants, modes, size(), vocabularies, budget)
-    return list(study(wanted, size(), vocabularies, budget=budget, **options))
+    settings = module.rows(variants, modes, size(), vocabularies, budget)
+    return list(study(settings, size(), vocabularies, budget=budget, **options))
 
 
 @pytest.mark.usefixtures("quadratic")
 def test_the_table_has_all_rows_and_the_budget_of_each_mode() -> None:
     told: list[float] = []
-    found = answered([EAGER, "linformer"], ["training", "inference"], {61: 1.0, 500: 4.0}, progress=told.append)
+    results = answered([EAGER, "linformer"], ["training", "inference"], {61: 1.0, 500: 4.0}, progress=told.append)
     modes = [("training", False), ("training", True), ("inference", False)]
     rows = [
         Setting(variant, *mode, vocabulary)
         for mode in modes for variant in (EAGER, "linformer") for vocabulary in (61, 500)
     ]  # fmt: skip
-    assert [one.setting for one in found] == rows
-    assert [one.budget for one in found] == [1026**2] * 8 + [1026**2 / 2] * 4
-    assert [one.tokens for one in found if one.setting.variant == EAGER] == pytest.approx(
+    assert [result.setting for result in results] == rows
+    assert [result.budget for result in results] == [1026**2] * 8 + [1026**2 / 2] * 4
+    assert [result.tokens for result in results if result.setting.variant == EAGER] == pytest.approx(
         [1026, 1026, 1026 * 2**0.5, 1026 * 2**0.5, 1026, 1026], abs=1
     )
-    assert [one.nucleotides for one in found] == [(one.tokens - 2) * (4 if one.setting.vocabulary == 500 else 1)
-                                                  for one in found]  # fmt: skip
+    assert [result.nucleotides for result in results] == [
+        (result.tokens - 2) * (4 if result.setting.vocabulary == 500 else 1) for result in results
+    ]
     assert told == [number / 12 for number in range(12)] + [1.0]
 
 
@@ -215,21 +216,21 @@ def test_records_compare_with_eager_attention_of_the_same_mode() -> None:
         Setting("linformer", "training", True, 61): 700.0,
         Setting("linformer", "inference", False, 61): 900.0,
     }
-    found = [LongestSequence(setting, 3 * 2**30, round(value) + 2, value) for setting, value in rows.items()]
-    made = records(found, size(), names, about)
-    assert [(one.value, one.ratio, one.to) for one in made] == [
+    results = [LongestSequence(setting, 3 * 2**30, round(value) + 2, value) for setting, value in rows.items()]
+    entries = records(results, size(), names, about)
+    assert [(entry.value, entry.ratio, entry.to) for entry in entries] == [
         (100, 1, EAGER), (220, 2.2, EAGER), (700, 7, EAGER), (900, None, None),
     ]  # fmt: skip
-    assert [one.variant for one in made] == [EAGER, EAGER, "linformer", "linformer"]
-    assert [one.setting["tokens"] for one in made] == ["one a nucleotide", "subwords", *["one a nucleotide"] * 2]
-    assert made[2].setting | {"mode": "training", "recompute": True, "token_count": 702, "memory_gib": 3.0} == (
-        made[2].setting
+    assert [entry.variant for entry in entries] == [EAGER, EAGER, "linformer", "linformer"]
+    assert [entry.setting["tokens"] for entry in entries] == ["one a nucleotide", "subwords", *["one a nucleotide"] * 2]
+    assert entries[2].setting | {"mode": "training", "recompute": True, "token_count": 702, "memory_gib": 3.0} == (
+        entries[2].setting
     )
-    assert made[2].setting["feed_forward"] == 23
-    assert {(one.benchmark, one.metric, one.unit, one.source) for one in made} == {
+    assert entries[2].setting["feed_forward"] == 23
+    assert {(entry.benchmark, entry.metric, entry.unit, entry.source) for entry in entries} == {
         ("genome_length", "longest_sequence", "nucleotides", "counted")
     }
-    assert all(one.context == about for one in made)
+    assert all(entry.context == about for entry in entries)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ HEAD = Encoding(Path("a.fa"), Region("19", 100, 110)).settings()
 
 
 def changed(*edits) -> Haplotype:
-    found = Haplotype(encoded(REFERENCE))
+    haplotype = Haplotype(encoded(REFERENCE))
     for name, *given in edits:
-        getattr(found, name)(*given)
-    return found
+        getattr(haplotype, name)(*given)
+    return haplotype
 
 
 PLAIN = changed()
@@ -34,10 +34,10 @@ TYPES = {
 
 @pytest.fixture
 def path(tmp_path):
-    rows = [f"{name}\t{label}\t{text(diplotype(one, other))}" for name, (one, other, label) in TYPES.items()]
-    found = tmp_path / "people.tsv"
-    found.write_text("\n".join([f"#{json.dumps(HEAD)}", "person\tphenotype\tsequence", *rows, ""]))
-    return found
+    rows = [f"{name}\t{label}\t{text(diplotype(first, second))}" for name, (first, second, label) in TYPES.items()]
+    file = tmp_path / "people.tsv"
+    file.write_text("\n".join([f"#{json.dumps(HEAD)}", "person\tphenotype\tsequence", *rows, ""]))
+    return file
 
 
 def test_counts_are_those_of_both_haplotypes(path):

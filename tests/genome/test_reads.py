@@ -59,7 +59,7 @@ def agree(path, reference, contig, parts, some=SOME):
                     reads.read(path, reference, region, thresholds)
                 continue
             ours = names(reads.read(path, reference, region, thresholds))
-            assert ours == [one for pairs in by_place[start:end] for one in pairs]
+            assert ours == [pair for pairs in by_place[start:end] for pair in pairs]
             compared += len(ours)
     return compared
 
@@ -98,7 +98,7 @@ def test_real_variants_are_in_the_reads(real):
         changes = [(record.start, record.alts[0]) for record in records]
     assert len(changes) == 14
     for place, alternative in changes:
-        called = sorted("ACGT"[one.bases[place]] for one in (first, second))
+        called = sorted("ACGT"[haplotype.bases[place]] for haplotype in (first, second))
         assert by_place[place] == "-".join(called)
         assert alternative in called
 
@@ -125,9 +125,9 @@ def random_cigar(chance, room, changes):
     operations = [(chance.choice("MMM=X"), chance.randint(1, 9))]
     for _ in range(chance.choice(changes)):
         middle = chance.choice(["I", "D", "I", "D", "N", "S", "P", "PI", "IPI", "DI", "ID", "DN", "NI"])
-        operations += [(one, chance.randint(1, 4)) for one in middle if one != "S"]
+        operations += [(operation, chance.randint(1, 4)) for operation in middle if operation != "S"]
         operations.append((chance.choice("MMM=X"), chance.randint(1, 9)))
-    while sum(count for one, count in operations if one in "M=XDN") > room:
+    while sum(count for operation, count in operations if operation in "M=XDN") > room:
         operations = operations[:-1] if len(operations) > 1 else [("M", room)]
     while operations[-1][0] in "NP":
         operations.pop()
@@ -215,8 +215,8 @@ EVERYTHING = Thresholds(depth=1, count=1, share=0.0, base_quality=0)
 def called(tmp_path, *lines, thresholds=EVERYTHING, end=LAST):
     """Pairs by reads that are given as name, start, CIGAR, bases, qualities and flag."""
     reference = Reference(fasta(tmp_path / "spelled.fa", **{"17": SPELLED}))
-    made = [line(name, start, *rest, flag=flag) for name, start, *rest, flag in lines]
-    path = aligned(tmp_path / "spelled.bam", made, {"17": LAST})
+    rows = [line(name, start, *rest, flag=flag) for name, start, *rest, flag in lines]
+    path = aligned(tmp_path / "spelled.bam", rows, {"17": LAST})
     return text(reads.read(path, reference, Region("17", 0, end), thresholds))
 
 
@@ -227,8 +227,8 @@ def test_a_diplotype_by_hand(tmp_path, monkeypatch):
     changed = [(f"b{number}", 2, "2M2I1M2D3M", "GAGTATAC", 30, 0) for number in range(2)]
     out = [(f"c{number}", 2, "8M", "TTTTTTTT", 30, flag) for number, flag in enumerate([4, 256, 512, 1024, 1, 9])]
     poor = [("d0", 2, "8M", "TTTTTTTT", 12, 0), ("e0", 2, "8M", "NNNNNNNN", 40, 0)]
-    found = called(tmp_path, *whole, *changed, *out, *poor, thresholds=Thresholds())
-    assert names(pairs_of(found)) == [
+    symbols = called(tmp_path, *whole, *changed, *out, *poor, thresholds=Thresholds())
+    assert names(pairs_of(symbols)) == [
         "N-N", "N-N", "G-G", "A-T", "GI-DEL", "TI-DEL", "A-A", "C-DEL", "G-DEL", "T-T", "A-A", "C-C", "N-N", "N-N",
     ]  # fmt: skip
 
@@ -274,16 +274,16 @@ def test_a_read_without_bases_counts_for_nothing(tmp_path):
 
 def test_two_insertions_at_one_place_are_one(tmp_path):
     """Padding, which says where in a longer insertion they are, is between them."""
-    found = called(tmp_path, ("r", 0, "4M1I1P2I4M", "ACGTGCAACGT", 30, 0), end=8)
-    assert found == "ACGTgcaACGT"
+    symbols = called(tmp_path, ("r", 0, "4M1I1P2I4M", "ACGTGCAACGT", 30, 0), end=8)
+    assert symbols == "ACGTgcaACGT"
 
 
 @pytest.mark.parametrize("cigar", ["2I4M", "2S2I4M", "2I2D4M", "0M2I4M"])
 def test_an_insertion_with_nothing_before_it_counts_for_nothing(tmp_path, monkeypatch, cigar):
     monkeypatch.setattr(reads, "_DIFFERENT", 1)
     count = sum(int(count) for count, _ in re.findall(r"(\d+)([MIS])", cigar))
-    found = called(tmp_path, ("r", 0, cigar, "GGGGACGT"[-count:], 30, 0), end=4 + 2 * ("D" in cigar))
-    assert found == ("--ACGT" if "D" in cigar else "ACGT")
+    symbols = called(tmp_path, ("r", 0, cigar, "GGGGACGT"[-count:], 30, 0), end=4 + 2 * ("D" in cigar))
+    assert symbols == ("--ACGT" if "D" in cigar else "ACGT")
 
 
 def test_a_region_of_one_position_that_differs(tmp_path):
@@ -320,8 +320,8 @@ def test_thresholds(tmp_path, monkeypatch, given, expected):
     lines += [line(f"g{number}", 0, "1M", "G", 40, mapping=49) for number in range(2)]
     path = aligned(tmp_path / "a.bam", lines, {"17": 1})
     thresholds = Thresholds(**{"depth": 2} | given)
-    found = reads.read(path, Reference(fasta(tmp_path / "a.fa", **{"17": "C"})), Region("17", 0, 1), thresholds)
-    assert text(found) == expected
+    pairs = reads.read(path, Reference(fasta(tmp_path / "a.fa", **{"17": "C"})), Region("17", 0, 1), thresholds)
+    assert text(pairs) == expected
 
 
 def test_a_share_that_is_no_binary_fraction():

@@ -52,7 +52,7 @@ def test_no_position_in_a_region(text):
 
 
 @pytest.mark.parametrize(
-    ("contig", "known", "expected"),
+    ("contig", "contigs", "expected"),
     [
         ("19", ["chr19", "19"], "19"),
         ("chr19", ["19", "chr19"], "chr19"),
@@ -67,12 +67,12 @@ def test_no_position_in_a_region(text):
         ("chr", ["chr19"], None),
     ],
 )
-def test_contigs(contig, known, expected, tmp_path):
-    assert matched(contig, known) == expected
+def test_contigs(contig, contigs, expected, tmp_path):
+    assert matched(contig, contigs) == expected
     if expected is None:
-        there = ", ".join(known) or "none"
+        there = ", ".join(contigs) or "none"
         with pytest.raises(GenomeError, match=f"a.fa: has no contig {contig}, it has {there}$"):
-            named(contig, known, tmp_path / "a.fa")
+            named(contig, contigs, tmp_path / "a.fa")
 
 
 @pytest.fixture(params=["indexed", "held", "packed", "in blocks"])

@@ -59,18 +59,18 @@ def sites(path, *abouts):
 
 
 def test_apoe_genotypes_of_everybody(apoe):
-    _, reference, found = apoe
-    counts = Counter(simulate.epsilon(found, reference.region(None), 37))
-    known = np.load(APOE / "apoe_haplotypes.npz")
-    assert sum(counts.values()) == len(known["sample"]) == 2504
+    _, reference, called = apoe
+    counts = Counter(simulate.epsilon(called, reference.region(None), 37))
+    haplotypes = np.load(APOE / "apoe_haplotypes.npz")
+    assert sum(counts.values()) == len(haplotypes["sample"]) == 2504
     # By the frequencies of both alleles alone: of rs429358 C (e4) and of rs7412 T (e2).
     alleles = Counter(allele for genotype, count in counts.items() for allele in genotype.split("/") * count)
     alternatives = []
     for position in simulate.APOE_SITES[37]:
         (at,) = [
-            n for n, edits in enumerate(found.edits) if edits[1].start == position - 1 - reference.region(None).start
+            n for n, edits in enumerate(called.edits) if edits[1].start == position - 1 - reference.region(None).start
         ]
-        alternatives.append(sum(sum(one == 1 for one in call) for call, _ in found.calls[at].values()))
+        alternatives.append(sum(sum(allele == 1 for allele in call) for call, _ in called.calls[at].values()))
     # One person has e1, which is both.
     assert (alleles["e4"] + 1, alleles["e2"] + 1) == tuple(alternatives) == (754, 376)
     assert sum(alleles.values()) == 5008
@@ -79,29 +79,29 @@ def test_apoe_genotypes_of_everybody(apoe):
 
 
 def test_apoe_cases_have_e4_more_often(apoe, tmp_path):
-    path, reference, found = apoe
+    path, reference, called = apoe
     odds, source = simulate.odds_of(path, reference, None, "apoe37", None)
     counts = simulate.write_phenotypes(tmp_path / "out.tsv", odds, 0.3, 5, source)
     assert counts["left out"] == 1
     assert counts["0"] + counts["1"] == 2503
     # Four standard deviations.
     assert counts["1"] == pytest.approx(0.3 * 2503, abs=4 * math.sqrt(0.21 * 2503))
-    genotypes = dict(zip(found.people, simulate.epsilon(found, reference.region(None), 37), strict=True))
+    genotypes = dict(zip(called.people, simulate.epsilon(called, reference.region(None), 37), strict=True))
     table = rows(tmp_path / "out.tsv")
-    assert [row["person"] for row in table] == [name for name in found.people if genotypes[name] != "e1/e4"]
+    assert [row["person"] for row in table] == [name for name in called.people if genotypes[name] != "e1/e4"]
     assert {row["source"] for row in table} == {"simulated: apoe37, prevalence 0.3, seed 5"}
     of = {ill: [genotypes[row["person"]] for row in table if row["phenotype"] == ill] for ill in "01"}
-    share = {ill: sum("e4" in one for one in all_) / len(all_) for ill, all_ in of.items()}
+    share = {ill: sum("e4" in genotype for genotype in all_) / len(all_) for ill, all_ in of.items()}
     assert share["1"] > 1.5 * share["0"]
     assert [path.name for path in tmp_path.iterdir()] == ["out.tsv"]
 
 
 def test_apoe_odds_ratios(apoe):
-    path, reference, found = apoe
+    path, reference, called = apoe
     odds, _ = simulate.odds_of(path, reference, None, "apoe37", None)
-    genotypes = [one for one in simulate.epsilon(found, reference.region(None), 37) if one != "e1/e4"]
-    known = [one for one in odds.values() if one is not None]
-    drawn = np.array([simulate.phenotypes(known, 0.2, seed) for seed in range(60)])
+    genotypes = [genotype for genotype in simulate.epsilon(called, reference.region(None), 37) if genotype != "e1/e4"]
+    scores = [score for score in odds.values() if score is not None]
+    drawn = np.array([simulate.phenotypes(scores, 0.2, seed) for seed in range(60)])
     ill, well = Counter(), Counter()
     for number, genotype in enumerate(genotypes):
         ill[genotype] += drawn[:, number].sum()
@@ -134,8 +134,8 @@ def test_apoe_by_its_two_sites(tmp_path, both, expected, contig, assembly):
     whole = "T" + bases(last - first - 1) + "C"
     reference = Reference(fasta(tmp_path / "apoe.fa", **{f"{contig}__{first}__{last}": whole}))
     path = vcf(tmp_path / "a.vcf", [(first, "T", "C", both[0]), (last, "C", "T", both[1])], contig=contig)
-    found = variants.read(path, reference, reference.region(None))
-    assert simulate.epsilon(found, reference.region(None), assembly) == [expected]
+    called = variants.read(path, reference, reference.region(None))
+    assert simulate.epsilon(called, reference.region(None), assembly) == [expected]
     odds, source = simulate.odds_of(path, reference, None, f"apoe{assembly}", None)
     ratio = simulate.APOE.get(expected)
     assert odds == {"ann": None if ratio is None else pytest.approx(math.log(ratio))}
@@ -150,19 +150,19 @@ def test_odds_ratios_are_those_that_were_stated(prevalence, ratios):
     source = np.random.default_rng(3)
     copies = source.binomial(2, (0.3, 0.4), size=(20_000, 2))
     odds = copies @ np.log(ratios)
-    found = simulate.phenotypes(odds.tolist(), prevalence, 7)
-    assert set(found) == {0, 1}
-    assert np.mean(found) == pytest.approx(prevalence, abs=4 * math.sqrt(prevalence * (1 - prevalence) / 20_000))
-    fitted = linear.LogisticRegression(C=1e9, tol=1e-8).fit(copies, found)
+    ill = simulate.phenotypes(odds.tolist(), prevalence, 7)
+    assert set(ill) == {0, 1}
+    assert np.mean(ill) == pytest.approx(prevalence, abs=4 * math.sqrt(prevalence * (1 - prevalence) / 20_000))
+    fitted = linear.LogisticRegression(C=1e9, tol=1e-8).fit(copies, ill)
     error = 4 / math.sqrt(20_000 * 0.4 * prevalence * (1 - prevalence))
     np.testing.assert_allclose(fitted.coef_[0], np.log(ratios), atol=error)
 
 
 def test_draws():
     odds = [0.0, 1.0, -2.0] * 50
-    found = simulate.phenotypes(odds, 0.4, 1)
-    assert found == simulate.phenotypes(odds, 0.4, 1)
-    assert found != simulate.phenotypes(odds, 0.4, 2)
+    ill = simulate.phenotypes(odds, 0.4, 1)
+    assert ill == simulate.phenotypes(odds, 0.4, 1)
+    assert ill != simulate.phenotypes(odds, 0.4, 2)
     assert np.mean(simulate.phenotypes([800.0] * 500 + [-800.0] * 500, 0.5, 1)) == 0.5
     for prevalence in (0, 1, -0.1, 2, float("nan")):
         with pytest.raises(ValueError, match=f"^prevalence must be above 0 and below 1, got {prevalence}$"):
@@ -241,8 +241,8 @@ def test_presets_and_people_who_are_none(tmp_path, reference):
         simulate.odds_of(path, reference, None, "apoe37", None)
     with pytest.raises(ValueError, match=r"^of 2 people nobody has a genotype with an odds ratio$"):
         simulate.write_phenotypes(tmp_path / "out.tsv", {"ann": None, "bob": None}, 0.5, 0, "x")
-    found = simulate.write_phenotypes(tmp_path / "out.tsv", {"ann": None, "bob": 0.0, "cid": 1.0}, 0.5, 0, "x")
-    assert found["left out"] == 1
+    counts = simulate.write_phenotypes(tmp_path / "out.tsv", {"ann": None, "bob": 0.0, "cid": 1.0}, 0.5, 0, "x")
+    assert counts["left out"] == 1
     assert [row["person"] for row in rows(tmp_path / "out.tsv")] == ["bob", "cid"]
 
 
@@ -256,25 +256,25 @@ def test_synthetic_people(tmp_path, reference):
     out = tmp_path / "out.vcf.gz"
     told = list(simulate.synthetic(path, reference, WHOLE, 2000, out, 4))
     assert told == [(9, 1), (19, 2), (29, 3), (49, 4), (59, 5)]
-    assert {one.name for one in tmp_path.iterdir()} == {"made.fa", "sites.vcf", "out.vcf.gz", "out.vcf.gz.tbi"}
+    assert {file.name for file in tmp_path.iterdir()} == {"made.fa", "sites.vcf", "out.vcf.gz", "out.vcf.gz.tbi"}
     import gzip
 
     text = gzip.decompress(out.read_bytes()).decode()
     assert "##synthetic=haplotypes drawn from the frequency of each site by itself; no linkage; no real person" in text
-    found = variants.read(out, reference, WHOLE)
-    assert found.people == [f"S{number:04}" for number in range(1, 2001)]
-    assert found.phased
+    called = variants.read(out, reference, WHOLE)
+    assert called.people == [f"S{number:04}" for number in range(1, 2001)]
+    assert called.phased
     drawn = [
         [call for row in text.splitlines() if row.startswith(f"19\t{at}\t") for call in row.split("\t")[9:]]
         for at in (10, 20, 30, 50, 60)
     ]
     sides = [np.array([call.split("|") for call in calls], dtype=int) for calls in drawn]
-    frequencies = [[(one == allele).mean() for allele in (1, 2)] for one in sides]
+    frequencies = [[(side == allele).mean() for allele in (1, 2)] for side in sides]
     # Four standard deviations of 4,000 haplotypes are 0.03.
     np.testing.assert_allclose(frequencies, [[0.3, 0], [0, 0], [0.1, 0.6], [1, 0], [0.5, 0]], atol=0.032)
     assert abs(np.corrcoef(sides[0].ravel(), sides[4].ravel())[0, 1]) < 0.07
     assert abs(np.corrcoef(sides[4].T)[0, 1]) < 0.1
-    assert len(found.haplotypes("S0001")[0].sequence()) == 302
+    assert len(called.haplotypes("S0001")[0].sequence()) == 302
     list(simulate.synthetic(path, reference, WHOLE, 2000, tmp_path / "again.vcf.gz", 4))
     assert (tmp_path / "again.vcf.gz").read_bytes() == out.read_bytes()
     part = variants.read(out, reference, Region("19", 25, 55))
@@ -295,7 +295,7 @@ def test_synthetic_people(tmp_path, reference):
 )  # fmt: skip
 def test_nothing_is_left_of_what_failed(tmp_path, reference, abouts, given, message):
     path = sites(
-        tmp_path / "s.vcf", *[(alt or OTHER[SEQUENCE[10 * n - 1]], one) for n, (alt, one) in enumerate(abouts, 1)]
+        tmp_path / "s.vcf", *[(alt or OTHER[SEQUENCE[10 * n - 1]], info) for n, (alt, info) in enumerate(abouts, 1)]
     )
     before = sorted(tmp_path.iterdir())
     given = {"people": 3, "out": "out.vcf.gz"} | given
@@ -313,7 +313,7 @@ def test_a_draw_that_was_stopped(tmp_path, reference):
     assert next(work) == (9, 1)
     assert len(list(tmp_path.iterdir())) == 3
     work.close()
-    assert {one.name for one in tmp_path.iterdir()} == {"made.fa", "sites.vcf"}
+    assert {file.name for file in tmp_path.iterdir()} == {"made.fa", "sites.vcf"}
 
 
 def test_a_folder_that_is_not_there(tmp_path):

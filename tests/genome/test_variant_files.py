@@ -26,7 +26,7 @@ def reference(tmp_path):
 
 def everything(path, reference):
     result = variants.read(path, reference, WHOLE)
-    return {person: [one.sequence() for one in result.haplotypes(person)] for person in result.people}
+    return {person: [haplotype.sequence() for haplotype in result.haplotypes(person)] for person in result.people}
 
 
 def test_other_indexes(tmp_path, reference):
@@ -137,7 +137,7 @@ def test_names_that_no_list_of_htslib_has(tmp_path, reference, name, people):
         called = variants.read(path, reference, WHOLE, chosen)
         assert set(called.people) == set(chosen)
         for person in chosen:
-            assert [one.sequence() for one in called.haplotypes(person)] == whole[person]
+            assert [haplotype.sequence() for haplotype in called.haplotypes(person)] == whole[person]
 
 
 @pytest.mark.parametrize("name", ["a.vcf.gz", "a.bcf"])

@@ -27,13 +27,13 @@ def reference(tmp_path):
     return Reference(fasta(tmp_path / "made.fa", **{"19": SEQUENCE}))
 
 
-def found(tmp_path, reference, *records, region=WHOLE, name="a.vcf", people=("ann",), **given):
+def variants_of(tmp_path, reference, *records, region=WHOLE, name="a.vcf", people=("ann",), **given):
     return variants.read(vcf(tmp_path / name, records, people, **given), reference, region)
 
 
 def both(tmp_path, reference, *records, region=WHOLE):
     """Sequences of both haplotypes of one person, and how many alleles were left out."""
-    result = found(tmp_path, reference, *records, region=region)
+    result = variants_of(tmp_path, reference, *records, region=region)
     first, second = result.haplotypes("ann")
     return first.sequence(), second.sequence(), result.left_out
 
@@ -51,21 +51,21 @@ def test_apoe_of_everybody():
     reference = Reference(APOE / "apoe_exon4_cds_GRCh37.fa")
     region = reference.region(None)
     result = variants.read(APOE / "apoe_exon4_1000g_phase3.vcf.gz", reference, region)
-    known = np.load(APOE / "apoe_haplotypes.npz")
+    haplotypes = np.load(APOE / "apoe_haplotypes.npz")
     with (APOE / "samples.tsv").open() as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
-    assert result.people == known["sample"].tolist() == [row["sample"] for row in rows]
+    assert result.people == haplotypes["sample"].tolist() == [row["sample"] for row in rows]
     assert len(result.people) == 2504
-    exon, alternatives = str(known["exon4"]), known["alt"]  # which are read at each mention
-    places = known["pos"] - known["exon4_start"]
+    exon, alternatives = str(haplotypes["exon4"]), haplotypes["alt"]  # which are read at each mention
+    places = haplotypes["pos"] - haplotypes["exon4_start"]
     epsilon = {("T", "C"): "e3", ("C", "C"): "e4", ("T", "T"): "e2", ("C", "T"): "e1"}
-    for alleles, row in zip(known["hap"], rows, strict=True):
+    for alleles, row in zip(haplotypes["hap"], rows, strict=True):
         pair = result.haplotypes(row["sample"])
-        for one, has, side in zip(pair, alleles, ("hap0_allele", "hap1_allele"), strict=True):
+        for chromosome, has, side in zip(pair, alleles, ("hap0_allele", "hap1_allele"), strict=True):
             spelled = list(exon)
             for place, alternative in zip(places[has == 1], alternatives[has == 1], strict=True):
                 spelled[place] = alternative
-            sequence = one.sequence()
+            sequence = chromosome.sequence()
             assert sequence == "".join(spelled)
             at = (sequence[position - 1 - region.start] for position in (45_411_941, 45_412_079))
             assert epsilon[tuple(at)] == row[side]
@@ -132,8 +132,8 @@ def test_records(tmp_path, reference, record, first, second):
 )
 @pytest.mark.parametrize("name", ["a.vcf", "a.vcf.gz"])
 def test_at_the_ends_of_a_region(tmp_path, reference, name, record, expected):
-    result = found(tmp_path, reference, record, region=Region("19", 4, 8), name=name)
-    assert [one.sequence() for one in result.haplotypes("ann")] == [expected] * 2
+    result = variants_of(tmp_path, reference, record, region=Region("19", 4, 8), name=name)
+    assert [chromosome.sequence() for chromosome in result.haplotypes("ann")] == [expected] * 2
     assert result.left_out == 0
 
 
@@ -201,13 +201,15 @@ def test_a_deletion_has_its_name_where_bases_are_missing(tmp_path):
 
 
 def test_asking_twice_changes_nothing(tmp_path, reference):
-    result = found(tmp_path, reference, (4, "T", "G", "0|1"), (4, "T", "C", "0|1"))
-    assert [one.sequence() for one in result.haplotypes("ann")] == [one.sequence() for one in result.haplotypes("ann")]
+    result = variants_of(tmp_path, reference, (4, "T", "G", "0|1"), (4, "T", "C", "0|1"))
+    assert [chromosome.sequence() for chromosome in result.haplotypes("ann")] == [
+        chromosome.sequence() for chromosome in result.haplotypes("ann")
+    ]
     assert result.left_out == 1
 
 
 def test_a_diplotype(tmp_path, reference):
-    result = found(tmp_path, reference, (2, "A", "C", "0/1"), (4, "T", "TGG", "1|0"), (6, "CA", "C", "1/1"))
+    result = variants_of(tmp_path, reference, (2, "A", "C", "0/1"), (4, "T", "TGG", "1|0"), (6, "CA", "C", "1/1"))
     assert not result.phased
     pairs = diplotype(*result.haplotypes("ann"))
     assert names(pairs)[:9] == ["G-G", "A-C", "T-T", "T-T", "GI-DEL", "GI-DEL", "A-A", "C-C", "DEL-DEL"]
@@ -251,8 +253,11 @@ def test_phase_sets_of_others_do_not_count(tmp_path, reference):
     result = variants.read(in_sets(tmp_path / "a.vcf", *records, people=("ann", "bob")), reference, WHOLE)
     assert result.apart == ["ann"]
     # As what is not phased: an allele goes to the haplotype that has room.
-    assert [one.sequence() for one in result.haplotypes("ann")] == [edited((5, 1, "G")), edited((5, 2, ""))]
-    assert [one.sequence() for one in result.haplotypes("bob")] == [SEQUENCE, edited((5, 2, ""))]
+    assert [chromosome.sequence() for chromosome in result.haplotypes("ann")] == [
+        edited((5, 1, "G")),
+        edited((5, 2, "")),
+    ]
+    assert [chromosome.sequence() for chromosome in result.haplotypes("bob")] == [SEQUENCE, edited((5, 2, ""))]
     assert result.left_out == 1
 
 
@@ -266,7 +271,7 @@ PEOPLE = ["ann", "bob", "cid"]
 
 
 def everything(result):
-    return {person: [one.sequence() for one in result.haplotypes(person)] for person in result.people}
+    return {person: [chromosome.sequence() for chromosome in result.haplotypes(person)] for person in result.people}
 
 
 @pytest.mark.parametrize("region", [WHOLE, Region("19", 4, 15), Region("chr19", 8, 9), Region("19", 20, 24)])
@@ -347,7 +352,7 @@ def test_any_phased_person(tmp_path, drawn, joined):
     reference = Reference(fasta(tmp_path / "drawn.fa", **{"19": sequence}))
     result = variants.read(vcf(tmp_path / "drawn.vcf", rows), reference, Region("19", 0, len(sequence)))
     pair = result.haplotypes("ann")
-    assert [one.sequence() for one in pair] == [spelled for _, spelled in sides]
+    assert [chromosome.sequence() for chromosome in pair] == [spelled for _, spelled in sides]
     assert result.left_out == 0
 
 
@@ -364,15 +369,15 @@ def test_any_phased_person(tmp_path, drawn, joined):
 @pytest.mark.parametrize("name", ["a.vcf", "a.bcf"])
 def test_wrong_records(tmp_path, reference, name, records, message):
     with pytest.raises(GenomeError, match=rf"^{re.escape(str(tmp_path / name))}: {re.escape(message)}$"):
-        found(tmp_path, reference, *records, name=name, index=False)
+        variants_of(tmp_path, reference, *records, name=name, index=False)
 
 
 def test_an_allele_where_there_is_none(tmp_path, reference):
     with pytest.raises(GenomeError, match=r"a\.vcf: at 19:4 it has allele 1 of 0$"):
-        found(tmp_path, reference, (4, "T", ".", "0|1"))
+        variants_of(tmp_path, reference, (4, "T", ".", "0|1"))
 
 
 def test_records_elsewhere_may_be_of_anything(tmp_path, reference):
     records = [(4, "G", "T", "0|1"), (9, "C", "G", "0|1"), (20, "A", "T", "0|9")]
-    result = found(tmp_path, reference, *records, region=Region("19", 6, 12))
+    result = variants_of(tmp_path, reference, *records, region=Region("19", 6, 12))
     assert result.haplotypes("ann")[1].sequence() == "AGGCTT"

@@ -64,5 +64,5 @@ def test_codes_summed_over_positions_carry_the_bias_as_often_as_they_were_kept(r
     (item,), x = linear_layers_of([rank], bias), inputs()
     E = torch.randn(5, N, dtype=torch.float64)  # five sums over the N positions
     (code,) = encode([item], x)
-    kept = E.sum(1)[None, :, None].expand(B, -1, -1)
-    torch.testing.assert_close(decode(item, E @ code, kept), E @ item(x), atol=1e-12, rtol=1e-12)
+    counts = E.sum(1)[None, :, None].expand(B, -1, -1)
+    torch.testing.assert_close(decode(item, E @ code, counts), E @ item(x), atol=1e-12, rtol=1e-12)

@@ -34,8 +34,8 @@ def falling(m=m, n=n):
     return with_spectrum(torch.linspace(2, 0.3, min(m, n)), m, n)
 
 
-def product(found):
-    return found.decoder.double() @ found.encoder.double()
+def product(factors):
+    return factors.decoder.double() @ factors.encoder.double()
 
 
 def truncation(W, rank):
@@ -70,11 +70,11 @@ def find(W, rank, solver, seed=0):
 def test_svd_is_the_truncated_svd(shape):
     W = torch.randn(shape, dtype=f64)
     for rank in sorted({1, (min(shape) + 1) // 2, min(shape)}):
-        found = factorize(W, rank)
-        assert found.decoder.shape == (shape[0], rank)
-        assert found.encoder.shape == (rank, shape[1])
-        torch.testing.assert_close(product(found), truncation(W, rank), atol=1e-11, rtol=0)
-        torch.testing.assert_close(found.energies, torch.linalg.svdvals(W).square(), atol=1e-11, rtol=0)
+        factors = factorize(W, rank)
+        assert factors.decoder.shape == (shape[0], rank)
+        assert factors.encoder.shape == (rank, shape[1])
+        torch.testing.assert_close(product(factors), truncation(W, rank), atol=1e-11, rtol=0)
+        torch.testing.assert_close(factors.energies, torch.linalg.svdvals(W).square(), atol=1e-11, rtol=0)
 
 
 # of float32, eps * |W| / gap = 1.2e-7 * 2 / 0.077: what rounding turns the r leading directions by
@@ -82,10 +82,10 @@ def test_svd_is_the_truncated_svd(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_svd_of_narrower_weights(shape, dtype, tolerance):
     W = falling(*shape).to(dtype)
-    found = factorize(W, r)
-    assert found.decoder.dtype == found.encoder.dtype == dtype
-    torch.testing.assert_close(product(found), truncation(W, r), atol=tolerance, rtol=0)
-    torch.testing.assert_close(found.energies, torch.linalg.svdvals(W.double()).square(), atol=1e-5, rtol=0)
+    factors = factorize(W, r)
+    assert factors.decoder.dtype == factors.encoder.dtype == dtype
+    torch.testing.assert_close(product(factors), truncation(W, r), atol=tolerance, rtol=0)
+    torch.testing.assert_close(factors.energies, torch.linalg.svdvals(W.double()).square(), atol=1e-5, rtol=0)
 
 
 index = torch.arange(1, 62, dtype=f64)
@@ -111,14 +111,14 @@ def test_spectra_that_squares_do_not_resolve(name, solver, dtype):
     rank = 11
     for shape in ((61, 67), (131, 61)):
         W = with_spectrum(STEEP[name], *shape).to(dtype)
-        found = factorize(W, rank, solver)
+        factors = factorize(W, rank, solver)
         z = torch.linalg.svdvals(W.double())
         best = z[rank:].square().sum().sqrt().item()
         allowed = 1e-6 if solver == "svd" else 0.02
         rounding = {torch.float32: 3e-7, f64: 1e-14}[dtype] * z.norm().item()
-        error = (W.double() - product(found)).norm().item()
+        error = (W.double() - product(factors)).norm().item()
         assert error <= (1 + allowed) * best + rounding
-        assert found.error(rank) == pytest.approx(error / z.norm().item(), rel=1e-2, abs=1e-5)
+        assert factors.error(rank) == pytest.approx(error / z.norm().item(), rel=1e-2, abs=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["svd", "randomized"])
@@ -136,11 +136,11 @@ def test_full_rank_is_the_weight(solver):
     W = torch.randn(m, n, dtype=f64)
     if "sequential" in solver:  # without a change: otherwise the best weight is another
         C = covariance(torch.randn(n, tokens, dtype=f64))
-        found = factorize(W, m, solver, Statistics(C, cross=W @ C, gradients=statistics().gradients))
+        factors = factorize(W, m, solver, Statistics(C, cross=W @ C, gradients=statistics().gradients))
     else:
-        found = find(W, m, solver)
-    torch.testing.assert_close(product(found), W, atol=1e-10, rtol=0)
-    assert found.error(m) == 0
+        factors = find(W, m, solver)
+    torch.testing.assert_close(product(factors), W, atol=1e-10, rtol=0)
+    assert factors.error(m) == 0
 
 
 # all solvers
@@ -159,13 +159,13 @@ def test_the_same_to_the_bit(solver):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_dtype_stays(solver, dtype):
     W = torch.randn(m, n).to(dtype)
-    found = find(W, r, solver)
-    for factor in (found.decoder, found.encoder):
+    factors = find(W, r, solver)
+    for factor in (factors.decoder, factors.encoder):
         assert factor.dtype == dtype
         assert factor.isfinite().all()
         assert factor.is_contiguous()  # safetensors takes no other
         assert not factor.requires_grad
-    assert found.energies is None or found.energies.dtype == f64
+    assert factors.energies is None or factors.energies.dtype == f64
 
 
 def test_a_parameter_may_be_given():
@@ -179,23 +179,23 @@ def test_extremes_are_finite(solver, size):
     W = falling(61, 67)
     plain = statistics(61, 67, W)
     seen = replace(plain, cross=size * plain.cross)
-    found = factorize((size * W).float(), r, solver, seen)
-    assert found.decoder.isfinite().all()
-    assert found.encoder.isfinite().all()
+    factors = factorize((size * W).float(), r, solver, seen)
+    assert factors.decoder.isfinite().all()
+    assert factors.encoder.isfinite().all()
     if solver != "random" and size > 1e-40:  # the smallest floats have no digits to factorise
         ordinary = factorize(W.float(), r, solver, plain)
-        torch.testing.assert_close(product(found) / size, product(ordinary), atol=1e-4, rtol=0)
+        torch.testing.assert_close(product(factors) / size, product(ordinary), atol=1e-4, rtol=0)
         if solver in SPECTRAL:
-            assert found.error(r) == pytest.approx(ordinary.error(r), rel=1e-4)
+            assert factors.error(r) == pytest.approx(ordinary.error(r), rel=1e-4)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_constant_row_and_a_dead_column(solver):
     W = torch.randn(m, n)
     W[3], W[:, 7] = 5.0, 0.0
-    found = find(W, r, solver)
-    assert found.decoder.isfinite().all()
-    assert found.encoder.isfinite().all()
+    factors = find(W, r, solver)
+    assert factors.decoder.isfinite().all()
+    assert factors.encoder.isfinite().all()
 
 
 @pytest.mark.parametrize("solver", SPECTRAL)
@@ -213,18 +213,18 @@ def test_truncations_are_nested(solver):
 
 @pytest.mark.parametrize("solver", sorted(set(SOLVERS) - {"random"}))
 def test_both_halves_of_a_component_are_of_one_size(solver):
-    found = find(torch.randn(m, n, dtype=f64), r, solver)
-    torch.testing.assert_close(found.decoder.norm(dim=0), found.encoder.norm(dim=1))
-    assert (found.encoder.amax(1) >= -found.encoder.amin(1)).all()
+    factors = find(torch.randn(m, n, dtype=f64), r, solver)
+    torch.testing.assert_close(factors.decoder.norm(dim=0), factors.encoder.norm(dim=1))
+    assert (factors.encoder.amax(1) >= -factors.encoder.amin(1)).all()
 
 
 @pytest.mark.parametrize("solver", SPECTRAL)
 def test_energies_fall_and_give_the_error(solver):
-    found = find(torch.randn(m, n, dtype=f64), r, solver)
-    assert (found.energies.diff() <= 0).all()
-    total = found.energies.sum().item()
+    factors = find(torch.randn(m, n, dtype=f64), r, solver)
+    assert (factors.energies.diff() <= 0).all()
+    total = factors.energies.sum().item()
     for rank in (1, r):
-        assert found.error(rank) == pytest.approx((found.energies[rank:].sum().item() / total) ** 0.5)
+        assert factors.error(rank) == pytest.approx((factors.energies[rank:].sum().item() / total) ** 0.5)
 
 
 def test_no_spectrum_no_error():
@@ -237,58 +237,58 @@ def test_no_spectrum_no_error():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_activation_makes_the_error_its_spectrum_says(shape):
     W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], tokens, dtype=f64) * torch.rand(shape[1], 1, dtype=f64)
-    found = factorize(W, r, "activation", Statistics(covariance(X)))
-    error = squared((W - product(found)) @ X)
-    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-9)
+    factors = factorize(W, r, "activation", Statistics(covariance(X)))
+    error = squared((W - product(factors)) @ X)
+    assert error == pytest.approx(factors.energies[r:].sum().item(), rel=1e-9)
     assert error == pytest.approx(squared(W @ X - truncation(W @ X, r)), rel=1e-9)  # Eckart and Young on the outputs
-    assert found.error(r) == pytest.approx((error / squared(W @ X)) ** 0.5)
+    assert factors.error(r) == pytest.approx((error / squared(W @ X)) ** 0.5)
 
 
 def test_activation_is_better_than_any_other():
     W, X = torch.randn(m, n, dtype=f64), torch.randn(n, tokens, dtype=f64) * torch.linspace(0.1, 3, n)[:, None]
-    found = factorize(W, r, "activation", Statistics(covariance(X)))
-    error = squared((W - product(found)) @ X)
+    factors = factorize(W, r, "activation", Statistics(covariance(X)))
+    error = squared((W - product(factors)) @ X)
     assert error < 0.99 * squared((W - product(factorize(W, r))) @ X)
     for size in (1e-3, 1e-2, 0.1):
-        D = found.decoder + size * torch.randn_like(found.decoder)
-        E = found.encoder + size * torch.randn_like(found.encoder)
+        D = factors.decoder + size * torch.randn_like(factors.decoder)
+        E = factors.encoder + size * torch.randn_like(factors.encoder)
         assert squared((W - D @ E) @ X) > error
 
 
 def test_activation_for_white_inputs_is_the_svd():
     W = torch.randn(m, n, dtype=f64)
-    found = factorize(W, r, "activation", Statistics(7 * torch.eye(n)))
-    torch.testing.assert_close(product(found), truncation(W, r), atol=1e-11, rtol=0)
+    factors = factorize(W, r, "activation", Statistics(7 * torch.eye(n)))
+    torch.testing.assert_close(product(factors), truncation(W, r), atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("seen", [1, 3, 11, 30])
 @pytest.mark.parametrize("shape", [(m, n), (n, m)])
 def test_fewer_tokens_than_inputs(shape, seen):
     W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], seen, dtype=f64)
-    found = factorize(W, r, "activation", Statistics(covariance(X)))
-    assert found.decoder.shape == (shape[0], r)
+    factors = factorize(W, r, "activation", Statistics(covariance(X)))
+    assert factors.decoder.shape == (shape[0], r)
     expected = squared(W @ X - truncation(W @ X, r))
-    assert squared((W - product(found)) @ X) == pytest.approx(expected, rel=1e-9, abs=1e-18)
+    assert squared((W - product(factors)) @ X) == pytest.approx(expected, rel=1e-9, abs=1e-18)
     if seen <= r:
-        torch.testing.assert_close(product(found) @ X, W @ X, atol=1e-10, rtol=0)
+        torch.testing.assert_close(product(factors) @ X, W @ X, atol=1e-10, rtol=0)
 
 
 def test_inputs_never_seen_are_not_forgotten():
     """A projection of W, so never further from it than nothing is, and no larger."""
     W, X = torch.randn(m, n, dtype=f64), torch.randn(n, r + 2, dtype=f64)
-    found = product(factorize(W, r, "activation", Statistics(covariance(X))))
+    approximation = product(factorize(W, r, "activation", Statistics(covariance(X))))
     unseen = torch.randn(n, tokens, dtype=f64)
     unseen -= X @ torch.linalg.lstsq(X, unseen).solution
-    assert squared(found @ unseen) > 0.05 * squared(W @ unseen)
-    assert squared((W - found) @ unseen) < squared(W @ unseen)
+    assert squared(approximation @ unseen) > 0.05 * squared(W @ unseen)
+    assert squared((W - approximation) @ unseen) < squared(W @ unseen)
 
 
 @pytest.mark.parametrize("solver", CALIBRATED)
 def test_nothing_seen_is_the_svd(solver):
     W, nothing = torch.randn(m, n, dtype=f64), torch.zeros(n, n)
-    found = factorize(W, r, solver, Statistics(nothing, cross=torch.zeros(m, n), gradients=torch.zeros(m, m)))
-    torch.testing.assert_close(product(found), truncation(W, r), atol=1e-11, rtol=0)
-    assert found.error(r) == 0
+    factors = factorize(W, r, solver, Statistics(nothing, cross=torch.zeros(m, n), gradients=torch.zeros(m, m)))
+    torch.testing.assert_close(product(factors), truncation(W, r), atol=1e-11, rtol=0)
+    assert factors.error(r) == 0
 
 
 @pytest.mark.parametrize("solver", CALIBRATED)
@@ -297,9 +297,9 @@ def test_the_number_of_tokens_does_not_matter(solver, scale):
     W = torch.randn(m, n, dtype=f64)
     seen = statistics(W=W)
     scaled = Statistics(scale * seen.inputs, cross=scale * seen.cross, gradients=scale * seen.gradients)
-    found, expected = factorize(W, r, solver, scaled), factorize(W, r, solver, seen)
-    torch.testing.assert_close(found.decoder, expected.decoder, atol=1e-9, rtol=0)
-    torch.testing.assert_close(found.encoder, expected.encoder, atol=1e-9, rtol=0)
+    factors, expected = factorize(W, r, solver, scaled), factorize(W, r, solver, seen)
+    torch.testing.assert_close(factors.decoder, expected.decoder, atol=1e-9, rtol=0)
+    torch.testing.assert_close(factors.encoder, expected.encoder, atol=1e-9, rtol=0)
 
 
 # sequential
@@ -317,15 +317,15 @@ def reduced_rank_regression(Y, X, rank):
 def test_sequential_is_reduced_rank_regression(shape, seen):
     W, X = torch.randn(shape, dtype=f64), torch.randn(shape[1], seen, dtype=f64)
     changed = X + 0.5 * torch.randn_like(X)
-    found = factorize(W, r, "sequential", Statistics(covariance(changed), cross=covariance(W @ X, changed)))
+    factors = factorize(W, r, "sequential", Statistics(covariance(changed), cross=covariance(W @ X, changed)))
     best = reduced_rank_regression(W @ X, changed, r)
-    error = squared(W @ X - product(found) @ changed)
+    error = squared(W @ X - product(factors) @ changed)
     assert error == pytest.approx(squared(W @ X - best @ changed), rel=1e-8)
-    torch.testing.assert_close(product(found) @ changed, best @ changed, atol=1e-7, rtol=0)
+    torch.testing.assert_close(product(factors) @ changed, best @ changed, atol=1e-7, rtol=0)
     # The spectrum tells what is lost beyond the best weight of full rank.
     full = reduced_rank_regression(W @ X, changed, min(shape))
     unavoidable = squared(W @ X - full @ changed)
-    assert found.energies[r:].sum().item() == pytest.approx(error - unavoidable, rel=1e-7)
+    assert factors.energies[r:].sum().item() == pytest.approx(error - unavoidable, rel=1e-7)
     plain = factorize(W, r, "activation", Statistics(covariance(changed)))
     assert error < squared(W @ X - product(plain) @ changed)
 
@@ -333,9 +333,9 @@ def test_sequential_is_reduced_rank_regression(shape, seen):
 @pytest.mark.parametrize("seen", [tokens, 17])
 def test_sequential_without_a_change_is_activation(seen):
     W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, seen, dtype=f64))
-    found, expected = (factorize(W, r, solver, Statistics(C, cross=W @ C)) for solver in ("sequential", "activation"))
-    torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
-    torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
+    factors, expected = (factorize(W, r, solver, Statistics(C, cross=W @ C)) for solver in ("sequential", "activation"))
+    torch.testing.assert_close(product(factors), product(expected), atol=1e-10, rtol=0)
+    torch.testing.assert_close(factors.energies, expected.energies, atol=1e-8, rtol=0)
 
 
 def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
@@ -343,7 +343,7 @@ def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
     changed, d = X + 0.3 * torch.randn(n, tokens, dtype=f64), torch.randn(m, tokens, dtype=f64)
     G = covariance(d)
     seen = Statistics(covariance(changed), cross=covariance(W @ X, changed), gradients=G)
-    found = factorize(W, r, "sequential_loss", seen)
+    factors = factorize(W, r, "sequential_loss", seen)
 
     def lost(factors):
         R = W @ X - product(factors) @ changed
@@ -353,17 +353,17 @@ def test_sequential_loss_is_reduced_rank_regression_in_the_norm_of_gradients():
     T, V = torch.linalg.cholesky(G), torch.linalg.svd(changed, full_matrices=False).Vh
     left, z, right = torch.linalg.svd(T.mT @ W @ X @ V.mT @ V, full_matrices=False)
     rest = T.mT @ W @ X - left[:, :r] * z[:r] @ right[:r]
-    assert lost(found) == pytest.approx(squared(rest), rel=1e-8)
+    assert lost(factors) == pytest.approx(squared(rest), rel=1e-8)
     for solver in ("sequential", "loss", "activation"):
-        assert lost(found) < 0.999 * lost(factorize(W, r, solver, seen))
+        assert lost(factors) < 0.999 * lost(factorize(W, r, solver, seen))
 
 
 def test_sequential_loss_without_a_change_is_loss():
     W, C, G = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64)), statistics().gradients
-    found, expected = (
+    factors, expected = (
         factorize(W, r, solver, Statistics(C, cross=W @ C, gradients=G)) for solver in ("sequential_loss", "loss")
     )
-    torch.testing.assert_close(product(found), product(expected), atol=1e-9, rtol=0)
+    torch.testing.assert_close(product(factors), product(expected), atol=1e-9, rtol=0)
 
 
 def test_sequential_does_not_fit_the_rounding_of_float32():
@@ -372,8 +372,8 @@ def test_sequential_does_not_fit_the_rounding_of_float32():
     X = torch.cat([torch.randn(20, tokens), 1e-6 * torch.randn(n - 20, tokens)])
     changed = X + 0.1 * torch.randn_like(X) * X.abs()
     seen = Statistics(covariance(changed), cross=W @ covariance(X, changed).double())
-    found = factorize(W, 15, "sequential", seen)
-    assert product(found).norm() < 2 * W.norm()
+    factors = factorize(W, 15, "sequential", seen)
+    assert product(factors).norm() < 2 * W.norm()
 
 
 # loss
@@ -391,34 +391,34 @@ def test_loss_minimises_the_two_sided_error(shape):
     if shape[0] > tokens:
         G = G + torch.eye(shape[0])
         seen = Statistics(C, gradients=G)
-    found = factorize(W, r, "loss", seen)
+    factors = factorize(W, r, "loss", seen)
     whitened = truncation(symmetric_root(G, 0.5) @ W @ symmetric_root(C, 0.5), r)
     best = symmetric_root(G, -0.5) @ whitened @ symmetric_root(C, -0.5)
-    torch.testing.assert_close(product(found), best, atol=1e-8, rtol=0)
-    rest = W - product(found)
+    torch.testing.assert_close(product(factors), best, atol=1e-8, rtol=0)
+    rest = W - product(factors)
     error = torch.trace(G @ rest @ C @ rest.mT).item()
-    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-8)
+    assert error == pytest.approx(factors.energies[r:].sum().item(), rel=1e-8)
     for size in (1e-3, 1e-2, 0.1):
-        other = W - (found.decoder + size * torch.randn_like(found.decoder)) @ found.encoder
+        other = W - (factors.decoder + size * torch.randn_like(factors.decoder)) @ factors.encoder
         assert torch.trace(G @ other @ C @ other.mT).item() > error
 
 
 def test_loss_with_equal_gradients_is_activation():
     W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64))
-    found = factorize(W, r, "loss", Statistics(C, gradients=torch.eye(m)))
+    factors = factorize(W, r, "loss", Statistics(C, gradients=torch.eye(m)))
     expected = factorize(W, r, "activation", Statistics(C))
-    torch.testing.assert_close(product(found), product(expected), atol=1e-10, rtol=0)
-    torch.testing.assert_close(found.energies, expected.energies, atol=1e-8, rtol=0)
+    torch.testing.assert_close(product(factors), product(expected), atol=1e-10, rtol=0)
+    torch.testing.assert_close(factors.energies, expected.energies, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("seen", [2, 7])
 def test_loss_from_few_gradients(seen):
     W, C = torch.randn(m, n, dtype=f64), covariance(torch.randn(n, tokens, dtype=f64))
     G = covariance(torch.randn(m, seen, dtype=f64))
-    found = factorize(W, r, "loss", Statistics(C, gradients=G))
-    rest = W - product(found)
+    factors = factorize(W, r, "loss", Statistics(C, gradients=G))
+    rest = W - product(factors)
     error = torch.trace(G @ rest @ C @ rest.mT).item()
-    assert error == pytest.approx(found.energies[r:].sum().item(), rel=1e-8, abs=1e-6)
+    assert error == pytest.approx(factors.energies[r:].sum().item(), rel=1e-8, abs=1e-6)
     # Outputs that the loss did not feel are still as near as the inner dimension allows.
     assert torch.trace(rest @ C @ rest.mT) < torch.trace(W @ C @ W.mT)
 
@@ -435,11 +435,11 @@ def test_one_root_gives_the_factors_that_two_do(shape, solver):
     T = root(seen.gradients)[0] if "loss" in solver else torch.eye(shape[0], dtype=f64)
     S, _ = root(seen.inputs)
     U, z, _ = torch.linalg.svd(T.mT @ V @ S, full_matrices=False)
-    found = factorize(W, r, solver, seen)
-    torch.testing.assert_close(found.energies, z.square(), rtol=1e-9, atol=1e-9 * z[0].item() ** 2)
+    factors = factorize(W, r, solver, seen)
+    torch.testing.assert_close(factors.energies, z.square(), rtol=1e-9, atol=1e-9 * z[0].item() ** 2)
     encoder = U[:, :r].mT @ T.mT @ V
     expected = V @ S @ torch.linalg.pinv(encoder @ S) @ encoder
-    torch.testing.assert_close(product(found), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(product(factors), expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("solver", ["svd", "activation", "loss"])
@@ -465,9 +465,9 @@ def test_inputs_with_and_without_directions_below_the_noise_are_refitted_alike(s
     """By Cholesky where all are above it, by eigenvalues where not: both are the pseudo-inverse."""
     W, X = torch.randn(m, n, dtype=f64), torch.randn(n, seen, dtype=f64)
     Y = torch.randn(m, seen, dtype=f64)
-    found = factorize(W, m, "sequential", Statistics(covariance(X), cross=covariance(Y, X)))
+    factors = factorize(W, m, "sequential", Statistics(covariance(X), cross=covariance(Y, X)))
     best = W + (Y - W @ X) @ torch.linalg.pinv(X)
-    torch.testing.assert_close(product(found) @ X, best @ X, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(product(factors) @ X, best @ X, rtol=1e-8, atol=1e-9)
 
 
 def test_root_of_a_singular_covariance():
@@ -532,18 +532,18 @@ def test_randomized_draws_by_its_seed():
 @pytest.mark.parametrize("shape", [(131, 61), (61, 131)])
 def test_the_last_energy_of_randomized_is_the_rest(shape, dtype):
     W = torch.randn(shape, dtype=dtype)
-    found = factorize(W, r, "randomized")
-    assert len(found.energies) == r + 1
-    assert found.energies.sum().item() == pytest.approx(squared(W), rel=1e-6)
-    assert found.energies[-1].item() == pytest.approx(squared(W - product(found)), rel=1e-5)
-    assert found.error(r) == pytest.approx((squared(W - product(found)) / squared(W)) ** 0.5, rel=1e-5)
+    factors = factorize(W, r, "randomized")
+    assert len(factors.energies) == r + 1
+    assert factors.energies.sum().item() == pytest.approx(squared(W), rel=1e-6)
+    assert factors.energies[-1].item() == pytest.approx(squared(W - product(factors)), rel=1e-5)
+    assert factors.error(r) == pytest.approx((squared(W - product(factors)) / squared(W)) ** 0.5, rel=1e-5)
 
 
 def test_randomized_is_exact_where_that_costs_no_more():
     W = torch.randn(m, n, dtype=f64)
-    found = factorize(W, 11, "randomized")
-    torch.testing.assert_close(product(found), truncation(W, 11), atol=1e-11, rtol=0)
-    assert len(found.energies) == m
+    factors = factorize(W, 11, "randomized")
+    torch.testing.assert_close(product(factors), truncation(W, 11), atol=1e-11, rtol=0)
+    assert len(factors.energies) == m
 
 
 # random
@@ -552,10 +552,10 @@ def test_randomized_is_exact_where_that_costs_no_more():
 @pytest.mark.parametrize("std", [1e-3, 0.02, 3.0])
 def test_random_varies_as_the_weight(std):
     W = std * torch.randn(211, 307)
-    found = factorize(W, 31, "random")
-    assert product(found).std().item() == pytest.approx(std, rel=0.05)
+    factors = factorize(W, 31, "random")
+    assert product(factors).std().item() == pytest.approx(std, rel=0.05)
     # The code varies as the input does.
-    assert (found.encoder.double() @ torch.randn(307, 1000, dtype=f64)).std().item() == pytest.approx(1, rel=0.05)
+    assert (factors.encoder.double() @ torch.randn(307, 1000, dtype=f64)).std().item() == pytest.approx(1, rel=0.05)
 
 
 # errors

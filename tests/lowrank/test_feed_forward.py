@@ -80,11 +80,11 @@ def test_non_contiguous_gradient_of_the_inner_function():
     code = torch.randn(3, 101, 5, dtype=torch.float64, requires_grad=True)
     weights = (block.up.decoder.weight, block.up.bias, block.down.encoder.weight)
     D, b, E = weights
-    found, expected = _SlicedInner.apply(code, *weights, F.gelu, None), F.gelu(code @ D.T + b) @ E.T
+    out, expected = _SlicedInner.apply(code, *weights, F.gelu, None), F.gelu(code @ D.T + b) @ E.T
     g = torch.randn(101, 3, 7, dtype=torch.float64).transpose(0, 1)
     leaves = [code, *weights]
     torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), **CLOSE[torch.float64]
+        torch.autograd.grad(out, leaves, g), torch.autograd.grad(expected, leaves, g), **CLOSE[torch.float64]
     )
 
 

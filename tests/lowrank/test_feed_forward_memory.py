@@ -23,17 +23,17 @@ def plain(x):
 def kept_numbers(form):
     """How many numbers the graph keeps, each tensor once, the parameters left out."""
     parameters = {parameter.data_ptr() for led in (UP, DOWN) for parameter in led.parameters()}
-    kept = {}
+    sizes = {}
 
     def pack(tensor):
         if tensor.data_ptr() not in parameters:
-            kept[tensor.data_ptr()] = tensor.numel()
+            sizes[tensor.data_ptr()] = tensor.numel()
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         out = form(torch.randn(tokens, d, requires_grad=True))
     assert out.requires_grad
-    return sum(kept.values())
+    return sum(sizes.values())
 
 
 def test_keeps_the_codes_and_never_the_wide_activation():

@@ -84,9 +84,9 @@ def test_one_pair_of_factors_serves_the_input_and_the_output():
     torch.testing.assert_close(out, expected, **CLOSE[torch.float64])
     g = torch.randn_like(out)
     (dense,) = torch.autograd.grad(expected, weight, g)
-    found = torch.autograd.grad(out, [embedding.decoder, embedding.encoder], g)
+    grads = torch.autograd.grad(out, [embedding.decoder, embedding.encoder], g)
     chain = (dense @ embedding.encoder.T, embedding.decoder.T @ dense)
-    torch.testing.assert_close(found, chain, **CLOSE[torch.float64])
+    torch.testing.assert_close(grads, chain, **CLOSE[torch.float64])
 
 
 def test_sparse_gradients_of_the_decoder():
@@ -104,8 +104,8 @@ def test_gradients_scaled_by_frequency():
     unit, g = low_rank(scale_grad_by_freq=True), torch.randn(6, d, dtype=torch.float64)
     table = nn.Embedding(V, d, scale_grad_by_freq=True, _weight=unit.weight.detach())
     (expected,) = torch.autograd.grad(table(x), table.weight, g)
-    (found,) = torch.autograd.grad(unit(x), unit.decoder, g)
-    torch.testing.assert_close(found, expected @ unit.encoder.T, **CLOSE[torch.float64])
+    (grad,) = torch.autograd.grad(unit(x), unit.decoder, g)
+    torch.testing.assert_close(grad, expected @ unit.encoder.T, **CLOSE[torch.float64])
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 5}, {"sparse": True, "scale_grad_by_freq": True}])

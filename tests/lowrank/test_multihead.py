@@ -134,8 +134,8 @@ def test_equals_the_attention_it_replaces(widths, options, kinds, layout):
     plain = dense(batch_first=layout == "batch first", **widths, **options)
     arguments, tensors = masks(kinds, layout), inputs(layout, **widths)
     units = low_rank(plain, rank=None), low_rank(plain, names=())
-    for wanted in ({"need_weights": False}, {}, {"average_attn_weights": False}):
-        check(units, plain, tensors, **arguments, **wanted)
+    for weight_options in ({"need_weights": False}, {}, {"average_attn_weights": False}):
+        check(units, plain, tensors, **arguments, **weight_options)
 
 
 @pytest.mark.parametrize("kinds", MASKS, ids=str)
@@ -164,10 +164,10 @@ def test_to_dense_is_the_same_function_with_the_same_gradients(widths, options):
     plain(*tensors)[0].backward(g)
     unit(*tensors)[0].backward(g)
     if widths:
-        found = {name: getattr(plain, f"{name}_weight").grad for name in MAPS[:3]}
+        grads = {name: getattr(plain, f"{name}_weight").grad for name in MAPS[:3]}
     else:
-        found = dict(zip(MAPS, plain.in_proj_weight.grad.chunk(3), strict=False))
-    for name, grad in (found | {"out_proj": plain.out_proj.weight.grad}).items():
+        grads = dict(zip(MAPS, plain.in_proj_weight.grad.chunk(3), strict=False))
+    for name, grad in (grads | {"out_proj": plain.out_proj.weight.grad}).items():
         item = getattr(unit, name)
         torch.testing.assert_close(
             item.encoder.weight.grad, item.decoder.weight.detach().T @ grad, **CLOSE[torch.float64]
@@ -270,8 +270,8 @@ def test_a_learned_mask_gets_its_gradient():
         outputs = [
             module(*tensors, attn_mask=mask, need_weights=need_weights)[0] for module in (low_rank(plain, None), plain)
         ]
-        found, expected = (torch.autograd.grad(out.square().sum(), mask) for out in outputs)
-        torch.testing.assert_close(found, expected, **CLOSE[torch.float64])
+        grad, expected = (torch.autograd.grad(out.square().sum(), mask) for out in outputs)
+        torch.testing.assert_close(grad, expected, **CLOSE[torch.float64])
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -279,10 +279,10 @@ def test_a_query_without_a_key_is_as_in_torch(need_weights):
     plain, tensors = dense(), inputs("batch second")
     mask = torch.zeros(L, S, dtype=torch.bool)
     mask[3] = True
-    found, expected = (
+    out, expected = (
         each(*tensors, attn_mask=mask, need_weights=need_weights)[0] for each in (low_rank(plain, None), plain)
     )
-    torch.testing.assert_close(found, expected, **CLOSE[torch.float64], equal_nan=True)
+    torch.testing.assert_close(out, expected, **CLOSE[torch.float64], equal_nan=True)
 
 
 class Products(TorchDispatchMode):
@@ -482,10 +482,10 @@ def test_inside_an_encoder(compress, options, train, grad, masked, left_aligned,
     refuse_fast_path(model)
     x, padding = padded(left_aligned)
     arguments = {"padding": {"src_key_padding_mask": padding}, "causal": {"mask": causal()}, "neither": {}}[masked]
-    kept = ~padding if masked == "padding" else slice(None)
+    positions = ~padding if masked == "padding" else slice(None)
     with torch.set_grad_enabled(grad):
         out, expected = model(x, **arguments), plain(x, **arguments)
-        torch.testing.assert_close(out[kept], expected[kept], **CLOSE[torch.float64])
+        torch.testing.assert_close(out[positions], expected[positions], **CLOSE[torch.float64])
         out, expected = model.layers[1](x), plain.layers[1](x)
         torch.testing.assert_close(out, expected, **CLOSE[torch.float64])
     # Of two layers and one more: the output of attention, and both projections of the feed-forward part.
@@ -542,8 +542,8 @@ def test_nested_input(compress, dense_product):
     rows = [row[keep] for row, keep in zip(x, ~padding, strict=True)]
     with torch.no_grad():
         out = model(torch.nested.as_nested_tensor(rows)).unbind()
-        for row, found in zip(rows, out, strict=True):
-            torch.testing.assert_close(found, plain(row), **CLOSE[torch.float64])
+        for row, output in zip(rows, out, strict=True):
+            torch.testing.assert_close(output, plain(row), **CLOSE[torch.float64])
     assert dense_product["weight"] == 0
 
 

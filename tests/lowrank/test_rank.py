@@ -36,21 +36,21 @@ def test_the_largest_rank(m, n, rank):
 
 @given(st.floats(0, 3000), st.sampled_from([1, 8, 64]), st.integers(0, 2000))
 def test_rounded_is_the_nearest_multiple_that_fits(rank, multiple, limit):
-    found = rounded(rank, multiple, limit)
+    nearest = rounded(rank, multiple, limit)
     if limit < 1:
-        assert found is None
+        assert nearest is None
         return
-    assert 1 <= found <= limit
+    assert 1 <= nearest <= limit
     if limit < multiple:
-        assert found == min(max(round(rank), 1), limit)
+        assert nearest == min(max(round(rank), 1), limit)
         return
-    assert found % multiple == 0
+    assert nearest % multiple == 0
     fitting = range(multiple, limit + 1, multiple)
-    assert abs(found - rank) == min(abs(other - rank) for other in fitting)
+    assert abs(nearest - rank) == min(abs(other - rank) for other in fitting)
 
 
 @pytest.mark.parametrize(
-    ("rank", "multiple", "limit", "found"),
+    ("rank", "multiple", "limit", "expected"),
     [
         (11, 8, 100, 8),
         (13, 8, 100, 16),
@@ -61,8 +61,8 @@ def test_rounded_is_the_nearest_multiple_that_fits(rank, multiple, limit):
         (0.2, 8, 5, 1),
     ],
 )
-def test_rounded(rank, multiple, limit, found):
-    assert rounded(rank, multiple, limit) == found
+def test_rounded(rank, multiple, limit, expected):
+    assert rounded(rank, multiple, limit) == expected
 
 
 def test_multiples_of_devices():
@@ -107,12 +107,12 @@ def points(*pairs):
     return [Point(rank, float(cost), float(error)) for rank, (cost, error) in enumerate(pairs, 1)]
 
 
-def ranks(found):
-    return [point.choice for point in found]
+def ranks(corners):
+    return [point.choice for point in corners]
 
 
 @pytest.mark.parametrize(
-    ("pairs", "kept"),
+    ("pairs", "expected"),
     [
         ([(1, 9)], [1]),
         ([(1, 9), (2, 4), (3, 1), (4, 0)], [1, 2, 3, 4]),  # convex: all
@@ -126,10 +126,10 @@ def ranks(found):
         ([(2, 0), (1, 9), (5, 0)], [2, 1]),
     ],
 )
-def test_hull(pairs, kept):
-    found = hull(points(*pairs))
-    assert sorted(ranks(found)) == sorted(kept)
-    assert [point.cost for point in found] == sorted(point.cost for point in found)
+def test_hull(pairs, expected):
+    corners = hull(points(*pairs))
+    assert sorted(ranks(corners)) == sorted(expected)
+    assert [point.cost for point in corners] == sorted(point.cost for point in corners)
 
 
 pairs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=8)
@@ -138,10 +138,10 @@ pairs = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, 
 @given(pairs)
 def test_a_hull_is_below_all_points(pairs):
     offered = points(*pairs)
-    found = hull(offered)
-    assert found[0].cost == min(point.cost for point in offered)
-    assert min(point.error for point in found) == min(point.error for point in offered)
-    for a, b in pairwise(found):
+    corners = hull(offered)
+    assert corners[0].cost == min(point.cost for point in offered)
+    assert min(point.error for point in corners) == min(point.error for point in offered)
+    for a, b in pairwise(corners):
         assert a.cost < b.cost
         assert a.error > b.error
         for point in offered:
@@ -261,9 +261,9 @@ def test_parts_together_are_the_hull_of_all_ways_to_choose_one_point_each(parts)
     ways = [
         Point(way, sum(point.cost for point in way), sum(point.error for point in way)) for way in product(*offered)
     ]
-    found, expected = together(offered), hull(ways)
+    combined, expected = together(offered), hull(ways)
     # Points of the parts that lie on one line are steps of their own; the hull of all ways skips them.
-    assert [(point.cost, point.error) for point in hull(found)] == [(point.cost, point.error) for point in expected]
-    for point in found:
+    assert [(point.cost, point.error) for point in hull(combined)] == [(point.cost, point.error) for point in expected]
+    for point in combined:
         chosen = [offered[place][choice - 1] for place, choice in enumerate(point.choice)]
         assert (point.cost, point.error) == (sum(at.cost for at in chosen), sum(at.error for at in chosen))

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Record]:
+def records() -> list[Record]:
     return measured()
 
 
@@ -53,12 +53,12 @@ def of(cell: Cell, records: list[Record]) -> dict[str, Record]:
     }
 
 
-def test_every_cell_has_every_figure_once(found: list[Record]) -> None:
+def test_every_cell_has_every_figure_once(records: list[Record]) -> None:
     metrics = {"parameters", *(name for mode in MODES for name in NAMES[mode] if "energy" not in name)}
     for cell in CELLS:
-        assert set(of(cell, found)) == metrics
-    assert len(found) == len(CELLS) * len(metrics)
-    for record in found:
+        assert set(of(cell, records)) == metrics
+    assert len(records) == len(CELLS) * len(metrics)
+    for record in records:
         assert record.benchmark == "bench"
         assert record.value > 0
         assert record.unit == METRICS[record.metric].unit
@@ -69,29 +69,29 @@ def test_every_cell_has_every_figure_once(found: list[Record]) -> None:
         assert record.source == ("counted" if counted else "measured")
 
 
-def test_parameters_are_those_of_the_formula(found: list[Record]) -> None:
+def test_parameters_are_those_of_the_formula(records: list[Record]) -> None:
     norms = 2 * 2 * D
     dense = 4 * D * (D + 1) + 2 * D * F + F + D + norms
     low = 4 * (2 * D * RANK + D) + 2 * RANK * (D + F) + F + D + norms
     for cell in CELLS:
         layer = {"lrt": low, "linformer": dense + 2 * RANK * cell.length}.get(cell.variant, dense)
-        assert of(cell, found)["parameters"].value == LAYERS * layer
+        assert of(cell, records)["parameters"].value == LAYERS * layer
 
 
-def test_flops_and_memory_are_those_of_the_call(found: list[Record]) -> None:
+def test_flops_and_memory_are_those_of_the_call(records: list[Record]) -> None:
     for cell in CELLS[:4]:
         stack, x = Stack(NETWORK, cell).eval(), torch.randn(32 // cell.length, cell.length, D)
         real = call(stack, x, "inference")
-        assert of(cell, found)["flops"].value == flops(real) / 1e9
-        assert of(cell, found)["peak_memory_inference"].value == peak_memory(real) / MIB
-        training = of(cell, found)["peak_memory_training"].value
+        assert of(cell, records)["flops"].value == flops(real) / 1e9
+        assert of(cell, records)["peak_memory_inference"].value == peak_memory(real) / MIB
+        training = of(cell, records)["peak_memory_training"].value
         assert training == pytest.approx(peak_memory(call(stack.train(), x, "training")) / MIB, rel=0.05)
 
 
-def test_ratios_are_to_the_dense_network_of_the_same_run(found: list[Record]) -> None:
+def test_ratios_are_to_the_dense_network_of_the_same_run(records: list[Record]) -> None:
     for cell in CELLS:
-        baseline = of(Cell(BASELINE, None, cell.length), found)
-        for metric, record in of(cell, found).items():
+        baseline = of(Cell(BASELINE, None, cell.length), records)
+        for metric, record in of(cell, records).items():
             assert record.to == BASELINE
             if metric not in ("latency", "train_step"):
                 assert record.ratio == pytest.approx(baseline[metric].value / record.value)
@@ -110,24 +110,24 @@ def test_times_have_their_range_and_a_ratio_round_by_round(monkeypatch: pytest.M
     assert (record.value, record.spread, record.ratio) == (3000.0, 7000.0, 2.0)
 
 
-def test_a_setting_is_json_and_tells_cells_apart(found: list[Record]) -> None:
-    for record in found:
+def test_a_setting_is_json_and_tells_cells_apart(records: list[Record]) -> None:
+    for record in records:
         again = Record(**json.loads(json.dumps(asdict(record))))
         assert again == record
         assert str(again.setting) == str(record.setting)
     assert len({(cell.variant, str(setting(cell, NETWORK, HOW))) for cell in CELLS}) == len(CELLS)
-    assert found[0].setting == {
+    assert records[0].setting == {
         "length": 8, "batch": 4, "rank": None, "hidden": D, "heads": 2, "feed_forward": F, "layers": LAYERS,
         "device": "cpu",
     }  # fmt: skip
     other = setting(CELLS[0], replace(NETWORK, causal=True, slots={"residual": "pre"}), How(tokens=1, compiled=True))
-    assert other == found[0].setting | {
+    assert other == records[0].setting | {
         "batch": 1, "causal": True, "slots": {"residual": "pre"}, "compiled": True
     }  # fmt: skip
 
 
-def test_what_is_known_is_not_measured_again(found: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
-    stored = [Record(**json.loads(json.dumps(asdict(record)))) for record in found]
+def test_what_is_known_is_not_measured_again(records: list[Record], monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = [Record(**json.loads(json.dumps(asdict(record)))) for record in records]
 
     def refuse(*_: object) -> None:
         raise AssertionError("measured")
@@ -139,17 +139,17 @@ def test_what_is_known_is_not_measured_again(found: list[Record], monkeypatch: p
         measured(how=replace(HOW, tokens=64), records=stored)
 
 
-def test_only_what_is_missing_is_measured(found: list[Record]) -> None:
-    lost = of(Cell("lrt", RANK, 16), found)
+def test_only_what_is_missing_is_measured(records: list[Record]) -> None:
+    lost = of(Cell("lrt", RANK, 16), records)
     missing = [lost[metric] for metric in ("train_step", "peak_memory_training", "flops_training")]
-    again = measured(records=[record for record in found if record not in missing])
+    again = measured(records=[record for record in records if record not in missing])
     assert keys(again) == keys(missing)
     # The dense network ran beside it: the ratio is within that run.
     assert all(record.to == BASELINE and record.ratio for record in again)
 
 
-def test_what_an_earlier_run_did_not_ask_for_is_measured(found: list[Record]) -> None:
-    again = measured(CELLS[:3], how=replace(HOW, memory=2.0**17, modes=("inference",)), records=found)
+def test_what_an_earlier_run_did_not_ask_for_is_measured(records: list[Record]) -> None:
+    again = measured(CELLS[:3], how=replace(HOW, memory=2.0**17, modes=("inference",)), records=records)
     assert {record.metric for record in again} == {"largest_batch_inference"}
 
 
@@ -206,15 +206,15 @@ def test_what_compiling_takes_is_no_part_of_the_peak(monkeypatch: pytest.MonkeyP
             return out
 
     monkeypatch.setattr(module, "Compiled", First)
-    found = measured(CELLS[:1], how=replace(HOW, modes=("inference",), compiled=True, memory=4.0 * MIB))
-    assert of(CELLS[0], found)["peak_memory_inference"].value < 1
-    assert of(CELLS[0], found)["largest_batch_inference"].value > 1
+    records = measured(CELLS[:1], how=replace(HOW, modes=("inference",), compiled=True, memory=4.0 * MIB))
+    assert of(CELLS[0], records)["peak_memory_inference"].value < 1
+    assert of(CELLS[0], records)["largest_batch_inference"].value > 1
 
 
 def test_one_mode_alone_and_progress_to_the_end() -> None:
     seen: list[float] = []
-    found = measured(CELLS[:3], how=replace(HOW, modes=("training",)), progress=lambda _, share: seen.append(share))
-    assert {record.metric for record in found} == {name for name in NAMES["training"] if "energy" not in name}
+    records = measured(CELLS[:3], how=replace(HOW, modes=("training",)), progress=lambda _, share: seen.append(share))
+    assert {record.metric for record in records} == {name for name in NAMES["training"] if "energy" not in name}
     assert seen[0] == 0
     assert seen == sorted(seen)
     assert seen[-1] == 1
@@ -227,8 +227,8 @@ def test_energy_where_a_country_is_given(monkeypatch: pytest.MonkeyPatch) -> Non
         return dict.fromkeys(calls, Spent(2.0 + training, 20.0 + training, "estimated", "guess"))
 
     monkeypatch.setattr(module, "energy_of", energy_of)
-    found = measured(CELLS[:2], how=replace(HOW, country="ISL"))
-    spent = {record.metric: record for record in of(CELLS[1], found).values() if record.by is not None}
+    records = measured(CELLS[:2], how=replace(HOW, country="ISL"))
+    spent = {record.metric: record for record in of(CELLS[1], records).values() if record.by is not None}
     assert {metric: record.value for metric, record in spent.items()} == {
         "energy_inference": 2, "energy_training": 3, "co2_inference": 20, "co2_training": 21,
     }  # fmt: skip
@@ -258,32 +258,32 @@ def refused(monkeypatch: pytest.MonkeyPatch, which: Callable[[int], bool]) -> No
 def test_a_cell_without_room_is_a_record_and_the_others_go_on(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(monkeypatch, lambda number: number == at)
     chosen = CELLS[:3]
-    found = measured(chosen)
-    first = of(chosen[at], found)
+    records = measured(chosen)
+    first = of(chosen[at], records)
     assert set(first) == {"out_of_memory_inference", "train_step", "peak_memory_training", "flops_training"}
     assert first["out_of_memory_inference"].value == 3
     assert first["out_of_memory_inference"].ratio is None
     for cell in chosen:
-        assert "train_step" in of(cell, found)
-        assert cell == chosen[at] or "latency" in of(cell, found)
+        assert "train_step" in of(cell, records)
+        assert cell == chosen[at] or "latency" in of(cell, records)
     # Without the dense network there is nothing to compare with.
-    assert (of(chosen[at - 1], found)["latency"].ratio is None) == (at == 0)
-    assert measured(chosen, records=found) == []
+    assert (of(chosen[at - 1], records)["latency"].ratio is None) == (at == 0)
+    assert measured(chosen, records=records) == []
 
 
 def test_no_cell_may_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     refused(monkeypatch, lambda _: True)
-    found = measured(CELLS[:3], how=replace(HOW, country="ISL"))
-    assert {record.metric for record in found} == {"out_of_memory_inference", "out_of_memory_training"}
-    assert len(found) == 6
+    records = measured(CELLS[:3], how=replace(HOW, country="ISL"))
+    assert {record.metric for record in records} == {"out_of_memory_inference", "out_of_memory_training"}
+    assert len(records) == 6
 
 
 def test_attention_that_really_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limit, "free", lambda _: 64.0 * MIB)
     chosen = cells([], [4096], [], NETWORK)
-    found = measured(chosen, Network(D, 2, F, 1), How(("inference",), 4096, repeats=1))
-    assert of(chosen[1], found)["out_of_memory_inference"].value == 64
-    assert of(chosen[0], found)["latency"].value > 0
+    records = measured(chosen, Network(D, 2, F, 1), How(("inference",), 4096, repeats=1))
+    assert of(chosen[1], records)["out_of_memory_inference"].value == 64
+    assert of(chosen[0], records)["latency"].value > 0
 
 
 def test_a_lower_precision_is_another_setting_and_takes_less_memory() -> None:

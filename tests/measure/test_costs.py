@@ -15,8 +15,8 @@ def subject(width: int) -> Subject:
 
 def test_every_metric_of_every_subject() -> None:
     subjects = {"small": subject(128), "large": subject(512)}
-    found = costs(subjects, benchmark="b", setting={"width": 1}, repeats=3, about={"seed": 0})
-    figure = {(record.variant, record.metric): record for record in found}
+    records = costs(subjects, benchmark="b", setting={"width": 1}, repeats=3, about={"seed": 0})
+    figure = {(record.variant, record.metric): record for record in records}
     assert set(figure) == {(name, metric) for name in subjects for metric in INFERENCE + TRAINING}
     assert figure["small", "parameters"].value == 128 * 129
     assert figure["small", "flops"].value == 2 * 64 * 128 * 128 / 1e9
@@ -28,7 +28,7 @@ def test_every_metric_of_every_subject() -> None:
     assert figure["large", "peak_memory_inference"].value == pytest.approx(64 * 512 * 4 / 2**20, rel=0.01)
     assert figure["large", "peak_memory_training"].value > 512 * 512 * 4 / 2**20
     assert figure["large", "latency"].spread is not None
-    assert all(record.context == {"seed": 0} for record in found)
+    assert all(record.context == {"seed": 0} for record in records)
     assert all(parameter.grad is None for item in subjects.values() for parameter in item.module.parameters())
 
 

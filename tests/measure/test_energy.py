@@ -109,7 +109,7 @@ def test_every_reading_of_every_part_counts(monkeypatch):
     assert meter.by == "a, b, c"
 
 
-def made(kind):
+def part(kind):
     return object.__new__(kind)
 
 
@@ -125,7 +125,7 @@ def made(kind):
     ],
 )
 def test_only_a_read_meter_makes_a_figure_measured(parts, gpus, source, by):
-    assert _source([made(kind) for kind in parts], gpus=gpus) == (source, by)
+    assert _source([part(kind) for kind in parts], gpus=gpus) == (source, by)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_intensities_are_those_of_codecarbon():
     from codecarbon.input import DataSource
 
     theirs = DataSource().get_global_energy_mix_data()
-    known = {code: mix for code, mix in theirs.items() if mix["carbon_intensity"]}  # 0 where it is not known
+    mixes = {code: mix for code, mix in theirs.items() if mix["carbon_intensity"]}  # 0 where it is not known
     assert {code: tuple(grid) for code, grid in grids().items()} == {
-        code: (mix["country_name"], mix["carbon_intensity"], mix["year"]) for code, mix in known.items()
+        code: (mix["country_name"], mix["carbon_intensity"], mix["year"]) for code, mix in mixes.items()
     }

@@ -15,14 +15,14 @@ def by_definition(tags: tuple[str, ...]) -> set[tuple[str, int, int]]:
         before = tags[place - 1].partition("-")[2] if place else ""
         return mark == "B" or (mark == "I" and before != kind)
 
-    found = set()
+    spans = set()
     for start, end in itertools.combinations(range(len(tags) + 1), 2):
         kind = tags[start].partition("-")[2]
         inside = all(tags[place] == f"I-{kind}" for place in range(start + 1, end))
         goes_on = end < len(tags) and tags[end] == f"I-{kind}"
         if kind and begins(start) and inside and not goes_on:
-            found.add((kind, start, end))
-    return found
+            spans.add((kind, start, end))
+    return spans
 
 
 @pytest.mark.parametrize("length", range(5))

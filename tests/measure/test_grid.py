@@ -48,24 +48,24 @@ def windowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_every_length_begins_with_both_dense_networks() -> None:
-    found = cells(USUAL, [8, 64], [4, 8], NETWORK)
-    assert [cell.length for cell in found] == [8] * 8 + [64] * 8
+    grid = cells(USUAL, [8, 64], [4, 8], NETWORK)
+    assert [cell.length for cell in grid] == [8] * 8 + [64] * 8
     for start in (0, 8):
-        assert [cell.name for cell in found[start : start + 8]] == [
+        assert [cell.name for cell in grid[start : start + 8]] == [
             BASELINE, EAGER, "lrt 4", "lrt 8", "linformer 4", "linformer 8", "lrt+linformer 4", "lrt+linformer 8",
         ]  # fmt: skip
 
 
 def test_ranks_that_cannot_be_are_left_out() -> None:
-    found = cells(USUAL, [8, 64], [8, 16, 32], NETWORK)
-    kept = {(cell.variant, cell.length): [] for cell in found}
-    for cell in found:
-        kept[cell.variant, cell.length].append(cell.rank)
+    grid = cells(USUAL, [8, 64], [8, 16, 32], NETWORK)
+    ranks = {(cell.variant, cell.length): [] for cell in grid}
+    for cell in grid:
+        ranks[cell.variant, cell.length].append(cell.rank)
     # A rank is at most d = 16; a projected length is at most N too.
-    assert kept["lrt", 8] == kept["lrt", 64] == [8, 16]
-    assert kept["linformer", 8] == kept["lrt+linformer", 8] == [8]
-    assert kept["linformer", 64] == kept["lrt+linformer", 64] == [8, 16]
-    for cell in found:
+    assert ranks["lrt", 8] == ranks["lrt", 64] == [8, 16]
+    assert ranks["linformer", 8] == ranks["lrt+linformer", 8] == [8]
+    assert ranks["linformer", 64] == ranks["lrt+linformer", 64] == [8, 16]
+    for cell in grid:
         Stack(NETWORK, cell)
 
 
@@ -108,9 +108,9 @@ def test_an_unknown_variant_is_refused() -> None:
 def test_a_new_mechanism_appears_by_itself(windowed: str) -> None:
     assert variants()[-2:] == [windowed, f"lrt+{windowed}"]
     assert variants(causal=True)[-2:] == [windowed, f"lrt+{windowed}"]
-    found = cells([windowed, f"lrt+{windowed}"], [8], [4, 16], NETWORK)
-    assert [cell.name for cell in found] == [BASELINE, EAGER, "windowed 4", "lrt+windowed 4"]
-    stack = Stack(NETWORK, found[2])
+    grid = cells([windowed, f"lrt+{windowed}"], [8], [4, 16], NETWORK)
+    assert [cell.name for cell in grid] == [BASELINE, EAGER, "windowed 4", "lrt+windowed 4"]
+    stack = Stack(NETWORK, grid[2])
     assert [layer.attention.mechanism.w for layer in stack.layers] == [4, 4]
     assert stack(torch.randn(1, 8, 16)).shape == (1, 8, 16)
 

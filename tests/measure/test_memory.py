@@ -29,8 +29,8 @@ def test_a_freed_temporary_counts_and_what_follows_it_does_not_add_up():
 
 def test_what_is_live_together_adds_up():
     def inner():
-        kept = allocate(30)
-        return kept, allocate(20)
+        tensor = allocate(30)
+        return tensor, allocate(20)
 
     def call():
         held = allocate(40)

@@ -27,20 +27,20 @@ def test_each_cell_is_filled_where_the_formula_says(name, causal):
     if causal and name in ("blockwise", "longformer", "bigbird", "etc"):
         pytest.skip("no causal form")
     length = 29
-    found = connectivity(name, length, OPTIONS[name], heads=2, layers=2, causal=causal)
-    assert [(one.layer, one.head) for one in found.heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    pattern = connectivity(name, length, OPTIONS[name], heads=2, layers=2, causal=causal)
+    assert [(head.layer, head.head) for head in pattern.heads] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     formula = import_module(f"greenformers.attention.{name}").formula
-    for one in found.heads:
-        module = build(name, Shape(2, 64, length, causal=causal, layer=one.layer, layers=2), **OPTIONS[name])
+    for head in pattern.heads:
+        module = build(name, Shape(2, 64, length, causal=causal, layer=head.layer, layers=2), **OPTIONS[name])
         expected = torch.tensor(
             [
-                [formula(module, i, j, one.head, length) and not (causal and j > i) for j in range(length)]
+                [formula(module, i, j, head.head, length) and not (causal and j > i) for j in range(length)]
                 for i in range(length)
             ]
         )
-        assert torch.equal(one.share.sum(0), expected.float())
-        assert one.pairs == expected.sum()
-    assert found.density == pytest.approx(sum(one.pairs for one in found.heads) / 4 / length**2)
+        assert torch.equal(head.share.sum(0), expected.float())
+        assert head.pairs == expected.sum()
+    assert pattern.density == pytest.approx(sum(head.pairs for head in pattern.heads) / 4 / length**2)
 
 
 def test_kinds_are_window_global_and_gathered():
@@ -55,20 +55,20 @@ def test_kinds_are_window_global_and_gathered():
 
 def test_a_long_matrix_is_drawn_in_cells_that_count_every_pair():
     length = CELLS * 2 + 6
-    found = connectivity("sliding_window", length, {"window": 1})
-    assert found.heads[0].share.shape == (3, 344, 344)  # three positions a cell
-    assert found.heads[0].pairs == 3 * length - 2
-    assert found.heads[0].share[0, 0, :3].tolist() == pytest.approx([7 / 9, 1 / 9, 0])
-    assert found.heads[0].share[0, -1, -1] == 1  # one row and one column
+    pattern = connectivity("sliding_window", length, {"window": 1})
+    assert pattern.heads[0].share.shape == (3, 344, 344)  # three positions a cell
+    assert pattern.heads[0].pairs == 3 * length - 2
+    assert pattern.heads[0].share[0, 0, :3].tolist() == pytest.approx([7 / 9, 1 / 9, 0])
+    assert pattern.heads[0].share[0, -1, -1] == 1  # one row and one column
 
 
 def test_flops_are_those_of_a_layer_beside_dense_attention(monkeypatch):
     # The matrices, which take long, play no part.
     monkeypatch.setattr(import_module("greenformers.measure.connectivity"), "_of_head", lambda *_: None)
-    found = connectivity("sliding_window", 4096, {"window": 128}, layers=2)
-    assert found.dense == 4 * 4096**2 * 64
-    assert found.flops[0] == found.flops[1]
-    assert 8 < found.dense / found.flops[0] < 4096 / 257
+    pattern = connectivity("sliding_window", 4096, {"window": 128}, layers=2)
+    assert pattern.dense == 4 * 4096**2 * 64
+    assert pattern.flops[0] == pattern.flops[1]
+    assert 8 < pattern.dense / pattern.flops[0] < 4096 / 257
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def strings(count, seed):
 
 def test_by_hand():
     # kitten -> sitting: 2 substitutions and an insertion over 7; "one too" for "one two": 1 over 7; 1 of 3 words right.
-    found = scores(["kitten", "one too"], ["sitting", "one two"])
-    assert found == {"cer": pytest.approx(100 * 4 / 14), "wer": pytest.approx(100 * 2 / 3), "mean_length": 6.5}
+    rates = scores(["kitten", "one too"], ["sitting", "one two"])
+    assert rates == {"cer": pytest.approx(100 * 4 / 14), "wer": pytest.approx(100 * 2 / 3), "mean_length": 6.5}
     assert scores(["a b"], ["a b"]) == {"cer": 0.0, "wer": 0.0, "mean_length": 3.0}
 
 
@@ -64,11 +64,11 @@ def test_against_the_textbook():
     counts, lengths = edits(hypotheses, references)
     assert counts.tolist() == [distance(a, b) for a, b in zip(hypotheses, references, strict=True)]
     assert lengths.tolist() == [len(reference) for reference in references]
-    found = scores(hypotheses, references)
-    assert found["cer"] == pytest.approx(100 * (counts.sum() / lengths.sum()).item(), rel=1e-6)
+    rates = scores(hypotheses, references)
+    assert rates["cer"] == pytest.approx(100 * (counts.sum() / lengths.sum()).item(), rel=1e-6)
     words = [distance(a.split(), b.split()) for a, b in zip(hypotheses, references, strict=True)]
-    assert found["wer"] == pytest.approx(100 * sum(words) / sum(len(b.split()) for b in references))
-    assert found["mean_length"] == pytest.approx(sum(map(len, hypotheses)) / 401)
+    assert rates["wer"] == pytest.approx(100 * sum(words) / sum(len(b.split()) for b in references))
+    assert rates["mean_length"] == pytest.approx(sum(map(len, hypotheses)) / 401)
 
 
 @pytest.mark.parametrize("score", [scores, edits])

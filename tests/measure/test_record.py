@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_ratio_says_how_many_times_better() -> None:
-    found = with_ratios(
+    records = with_ratios(
         [
             record("transformer", "latency", 4.0, length=1),
             record("lrt", "latency", 2.0, length=1),
@@ -49,8 +49,8 @@ def test_a_ratio_says_how_many_times_better() -> None:
         ],
         to="transformer",
     )
-    assert [item.ratio for item in found] == [1.0, 2.0, 1.0, 0.5, 1.0, 1.5, None]
-    assert found[-1].to is None
+    assert [item.ratio for item in records] == [1.0, 2.0, 1.0, 0.5, 1.0, 1.5, None]
+    assert records[-1].to is None
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def about(metric: str, value: float, **fields: object) -> Record:
 
 
 def test_the_unit_of_a_record_is_the_tables() -> None:
-    made = about("latency", 2, setting={"length": 128}, spread=0.5, to="transformer", interval=(1.0, 3.0))
-    assert made == Record(
+    latency = about("latency", 2, setting={"length": 128}, spread=0.5, to="transformer", interval=(1.0, 3.0))
+    assert latency == Record(
         "compare", "lrt", {"length": 128}, "latency", 2.0, "ms", 0.5, to="transformer", interval=[1.0, 3.0]
     )
     assert isinstance(about("parameters", 3).value, float)
@@ -224,7 +224,7 @@ def test_a_context_is_written_once_and_read_with_every_record(tmp_path: Path) ->
 
 def test_a_file_whose_records_hold_their_contexts_is_read_and_added_to(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
-    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in in_runs()))
+    file.write_text("".join(json.dumps(asdict(entry)) + "\n" for entry in in_runs()))
     assert read(file) == in_runs()
     append(file, in_runs())
     assert read(file) == in_runs() * 2

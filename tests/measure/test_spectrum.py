@@ -79,12 +79,12 @@ def by_hand(model: PreTrainedModel, ids: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_is_what_a_loop_of_svds_gives(name: str) -> None:
     ids = tokens(3)
-    found = attention_spectrum(network(name), [ids])
-    assert found.cumulative.shape == (2, 3, LENGTH)
-    assert (found.blocks, found.length, found.causal) == (3, LENGTH, name == "GPT2LMHeadModel")
-    np.testing.assert_allclose(found.cumulative.numpy(), by_hand(network(name), ids), atol=1e-6)
+    spectrum = attention_spectrum(network(name), [ids])
+    assert spectrum.cumulative.shape == (2, 3, LENGTH)
+    assert (spectrum.blocks, spectrum.length, spectrum.causal) == (3, LENGTH, name == "GPT2LMHeadModel")
+    np.testing.assert_allclose(spectrum.cumulative.numpy(), by_hand(network(name), ids), atol=1e-6)
     # The heads differ, so that none could stand for another.
-    assert found.cumulative.flatten(0, 1).diff(dim=0).abs().amax(1).min() > 1e-3
+    assert spectrum.cumulative.flatten(0, 1).diff(dim=0).abs().amax(1).min() > 1e-3
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 3), (4, 1)])
@@ -102,10 +102,10 @@ def test_uniform_attention_has_rank_one() -> None:
         for name, parameter in model.named_parameters():
             if "query" in name:
                 parameter.zero_()
-    found = attention_spectrum(model, [tokens(2)])
-    torch.testing.assert_close(found.at(1), torch.ones(2, 3, dtype=torch.float64), rtol=0, atol=1e-5)
-    assert found.suggested_k(0.999) == [8, 8]
-    assert found.ranks(0.999).tolist() == [[1] * 3] * 2
+    spectrum = attention_spectrum(model, [tokens(2)])
+    torch.testing.assert_close(spectrum.at(1), torch.ones(2, 3, dtype=torch.float64), rtol=0, atol=1e-5)
+    assert spectrum.suggested_k(0.999) == [8, 8]
+    assert spectrum.ranks(0.999).tolist() == [[1] * 3] * 2
 
 
 def test_known_matrices() -> None:
@@ -120,8 +120,8 @@ def test_known_matrices() -> None:
 def test_a_token_like_the_padding_is_a_token() -> None:
     ids = tokens(2)
     ids[:, 5:9] = PAD
-    found = attention_spectrum(network("BertForMaskedLM"), [ids])
-    np.testing.assert_allclose(found.cumulative.numpy(), by_hand(network("BertForMaskedLM"), ids), atol=1e-6)
+    spectrum = attention_spectrum(network("BertForMaskedLM"), [ids])
+    np.testing.assert_allclose(spectrum.cumulative.numpy(), by_hand(network("BertForMaskedLM"), ids), atol=1e-6)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -142,8 +142,8 @@ def test_our_own_models(cls: type[PreTrainedModel]) -> None:
     torch.manual_seed(1)
     model = enlarged(cls(GreenformerConfig(**ENCODER)).eval())
     ids = tokens(2)
-    found = attention_spectrum(model, [ids])
-    assert found.causal == (cls is GreenformerForCausalLM)
+    spectrum = attention_spectrum(model, [ids])
+    assert spectrum.causal == (cls is GreenformerForCausalLM)
     assert not any(module._forward_pre_hooks for module in model.modules())
 
     # Attention of the identity is P.
@@ -161,7 +161,7 @@ def test_our_own_models(cls: type[PreTrainedModel]) -> None:
             module.register_forward_pre_hook(see, with_kwargs=True)
     with torch.no_grad():
         model(ids)
-    torch.testing.assert_close(found.cumulative, torch.stack(curves), rtol=0, atol=1e-6)
+    torch.testing.assert_close(spectrum.cumulative, torch.stack(curves), rtol=0, atol=1e-6)
 
 
 def spectrum_of(*curves: list[float]) -> Spectrum:
@@ -170,21 +170,21 @@ def spectrum_of(*curves: list[float]) -> Spectrum:
 
 
 def test_suggested_k_grows_with_the_share() -> None:
-    found = attention_spectrum(network("BertForMaskedLM"), [tokens(2)])
+    spectrum = attention_spectrum(network("BertForMaskedLM"), [tokens(2)])
     shares = [0.05, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0]
-    suggested = [found.suggested_k(share) for share in shares]
+    suggested = [spectrum.suggested_k(share) for share in shares]
     for lower, higher in pairwise(suggested):
         assert all(a <= b for a, b in zip(lower, higher, strict=True))
     assert {k for layers in suggested for k in layers} <= {8, 16, LENGTH}
     assert suggested[0] == [8, 8]
     assert suggested[-1] == [LENGTH, LENGTH]
     for share in shares:
-        ranks = found.ranks(share)
+        ranks = spectrum.ranks(share)
         for layer in range(2):
             for head in range(3):
                 rank = int(ranks[layer, head])
-                assert found.at(rank)[layer, head] >= share
-                assert rank == 1 or found.at(rank - 1)[layer, head] < share
+                assert spectrum.at(rank)[layer, head] >= share
+                assert rank == 1 or spectrum.at(rank - 1)[layer, head] < share
 
 
 def test_suggested_k_is_of_the_mean_curve() -> None:
@@ -197,11 +197,11 @@ def test_suggested_k_is_of_the_mean_curve() -> None:
 
 def tokenizer(framed: bool) -> PreTrainedTokenizerFast:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"bcdefgh"]
-    made = Tokenizer(WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend = Tokenizer(WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
     if framed:
-        made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+        backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
 
 
 def test_blocks_are_running_text_between_special_tokens() -> None:
@@ -293,20 +293,20 @@ def test_a_share_out_of_range(share: float) -> None:
 
 
 def test_records_number_layers_from_one() -> None:
-    made = records(
+    rows = records(
         spectrum_of([0.5, 0.8, 1], [0.7, 0.9, 1]), "mine", "texts.txt", index=2, share=0.9, about={"seed": 0}
     )
-    assert [(record.setting["layer"], record.metric, record.value) for record in made] == [
+    assert [(record.setting["layer"], record.metric, record.value) for record in rows] == [
         (1, "cumulative_spectrum", 0.8), (1, "suggested_k", 3), (2, "cumulative_spectrum", 0.9), (2, "suggested_k", 3),
     ]  # fmt: skip
-    assert made[0].setting == {"layer": 1, "texts": "texts.txt", "blocks": 1, "length": 3, "index": 2, "share": 0.9}
+    assert rows[0].setting == {"layer": 1, "texts": "texts.txt", "blocks": 1, "length": 3, "index": 2, "share": 0.9}
 
 
 @pytest.mark.usefixtures("drafts")
 def test_the_figure_shows_every_head_and_the_values_at_the_index() -> None:
     curves = torch.rand(3, 2, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sort(-1).values
-    found = Spectrum(curves, 4, causal=False)
-    left, right, bar = (drawn := figure(found, 5, "mine")).axes
+    spectrum = Spectrum(curves, 4, causal=False)
+    left, right, bar = (drawn := figure(spectrum, 5, "mine")).axes
     lines = [line.get_ydata() for line in left.lines]
     for layer in range(3):
         *heads, mean = lines[3 * layer : 3 * layer + 3]
@@ -316,17 +316,17 @@ def test_the_figure_shows_every_head_and_the_values_at_the_index() -> None:
     assert [text.get_text() for text in right.texts] == [f"{value:.2f}" for value in curves[:, :, 4].flatten().tolist()]
     assert [text.get_text() for text in left.get_legend().get_texts()] == ["layer 1", "layer 2", "layer 3"]
     assert bar.get_ylabel().endswith("singular value 5")
-    assert png(drawn) == png(figure(found, 5, "mine"))
+    assert png(drawn) == png(figure(spectrum, 5, "mine"))
     with pytest.raises(ValueError, match="index must be in"):
-        figure(found, 10, "mine")
+        figure(spectrum, 10, "mine")
 
 
 @pytest.mark.usefixtures("drafts")
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_page_says_what_it_shows(tmp_path: Path, causal: bool) -> None:
-    found = Spectrum(torch.tensor([[[0.5, 0.8, 1]], [[0.7, 0.9, 1]]], dtype=torch.float64), 4, causal)
-    made = records(found, "mine", "texts.txt", index=2, share=0.9, about={})
-    page = write(found, made, 2, 0.9, tmp_path / "deep" / "out").read_text()
+    spectrum = Spectrum(torch.tensor([[[0.5, 0.8, 1]], [[0.7, 0.9, 1]]], dtype=torch.float64), 4, causal)
+    rows = records(spectrum, "mine", "texts.txt", index=2, share=0.9, about={})
+    page = write(spectrum, rows, 2, 0.9, tmp_path / "deep" / "out").read_text()
     for text in (
         "mine: spectrum of attention",
         "first 2 of 3 singular values",
@@ -338,4 +338,4 @@ def test_the_page_says_what_it_shows(tmp_path: Path, causal: bool) -> None:
         assert text in page, text
     assert ("causal" in page) == causal
     assert {path.name for path in (tmp_path / "deep" / "out").iterdir()} == {"index.html", "spectrum.png"}
-    assert table(found, 2, 0.9).row_count == 2
+    assert table(spectrum, 2, 0.9).row_count == 2

@@ -25,43 +25,43 @@ def grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-def common_subsequence(one: list[str], other: list[str]) -> int:
-    if not one or not other:
+def common_subsequence(first: list[str], second: list[str]) -> int:
+    if not first or not second:
         return 0
-    if one[0] == other[0]:
-        return 1 + common_subsequence(one[1:], other[1:])
-    return max(common_subsequence(one[1:], other), common_subsequence(one, other[1:]))
+    if first[0] == second[0]:
+        return 1 + common_subsequence(first[1:], second[1:])
+    return max(common_subsequence(first[1:], second), common_subsequence(first, second[1:]))
 
 
 def by_hand(hypothesis: str, reference: str) -> dict[str, float]:
     """Lin 2004: the shared n-grams, each as often as both have it; the longest common subsequence."""
-    one, other = hypothesis.split(), reference.split()
+    written, expected = hypothesis.split(), reference.split()
     scores = {}
     for name, n in (("rouge_1", 1), ("rouge_2", 2)):
-        ours, theirs = grams(one, n), grams(other, n)
+        ours, theirs = grams(written, n), grams(expected, n)
         scores[name] = f1(sum((ours & theirs).values()), sum(ours.values()), sum(theirs.values()))
-    return scores | {"rouge_l": f1(common_subsequence(one, other), len(one), len(other))}
+    return scores | {"rouge_l": f1(common_subsequence(written, expected), len(written), len(expected))}
 
 
 @pytest.mark.parametrize("hypothesis", TEXTS)
 def test_it_is_the_formula(hypothesis: str) -> None:
-    found = rouge([hypothesis] * len(TEXTS), [[text] for text in TEXTS])
+    scores = rouge([hypothesis] * len(TEXTS), [[text] for text in TEXTS])
     for place, reference in enumerate(TEXTS):
-        assert {name: values[place] for name, values in found.items()} == pytest.approx(by_hand(hypothesis, reference))
+        assert {name: values[place] for name, values in scores.items()} == pytest.approx(by_hand(hypothesis, reference))
 
 
 def test_case_marks_and_endings_do_not_count() -> None:
-    found = rouge(["Cats, running: TREES!"], [["cat run tree"]])
-    assert {name: values[0] for name, values in found.items()} == pytest.approx(dict.fromkeys(METRICS, 100))
+    scores = rouge(["Cats, running: TREES!"], [["cat run tree"]])
+    assert {name: values[0] for name, values in scores.items()} == pytest.approx(dict.fromkeys(METRICS, 100))
     assert means(rouge(["", "the cat"], [["the cat"], ["the cat"]])) == pytest.approx(dict.fromkeys(METRICS, 50))
 
 
 def test_of_several_references_that_of_the_best_unigrams_counts() -> None:
     # The second shares a bigram, and fewer words.
     written, references = "a b c d", ["d c b a", "a b x y"]
-    found = rouge([written, written], [references, references[::-1]])
-    assert found["rouge_1"] == [100, 100]
-    assert found["rouge_2"] == [0, 0]
+    scores = rouge([written, written], [references, references[::-1]])
+    assert scores["rouge_1"] == [100, 100]
+    assert scores["rouge_2"] == [0, 0]
     assert by_hand(written, references[1])["rouge_2"] > 0
 
 

@@ -69,13 +69,13 @@ def test_theorem_1_has_rank_k_at_most(draw: torch.Generator) -> None:
 def test_theorem_1_fails_ever_less_as_k_grows(draw: torch.Generator, sharpness: float) -> None:
     n = 128
     p, w = weights(draw, n, sharpness), zero_mean(draw, n)
-    found = {k: failures(draw, p, w, k) for k in (4, 16, 64, theorem_1_k(n))}
-    for k, (rows, _) in found.items():
+    rates = {k: failures(draw, p, w, k) for k in (4, 16, 64, theorem_1_k(n))}
+    for k, (rows, _) in rates.items():
         assert rows <= min(1, 2 * exp(-(EPS**2 - EPS**3) * k / 4))
-    for (_, often), (_, seldom) in pairwise(found.values()):
+    for (_, often), (_, seldom) in pairwise(rates.values()):
         assert seldom < often or often == seldom == 0
-    assert found[4][1] > 0.25  # so that the bound is not one that always holds
-    assert found[theorem_1_k(n)][1] == 0
+    assert rates[4][1] > 0.25  # so that the bound is not one that always holds
+    assert rates[theorem_1_k(n)][1] == 0
 
 
 def test_theorem_1_k_need_only_grow_as_log_n(draw: torch.Generator) -> None:
@@ -130,12 +130,12 @@ def test_theorem_2_projected_weights_do_not_lose_with_n(draw: torch.Generator) -
     largest, mean = [], []
     for n in LENGTHS:
         scores, v, bound = problem(draw, n)
-        found = []
+        samples = []
         for _ in range(10):
             r = projection(draw, K, n)
-            found.append(errors((scores.softmax(-1) @ r.mT) @ (r @ v), scores, v, bound))
-        largest.append(torch.stack(found).max().item())
-        mean.append(torch.stack(found).mean().item())
+            samples.append(errors((scores.softmax(-1) @ r.mT) @ (r @ v), scores, v, bound))
+        largest.append(torch.stack(samples).max().item())
+        mean.append(torch.stack(samples).mean().item())
     assert max(largest) < EPS
     assert max(mean) < 1.2 * min(mean)
 
@@ -143,21 +143,21 @@ def test_theorem_2_projected_weights_do_not_lose_with_n(draw: torch.Generator) -
 def sampled(draw: torch.Generator, n: int, k: int) -> tuple[Tensor, Tensor]:
     """Errors of E = F = k rows of the identity, the mean of ten draws; and those of an output of zeros: (97,) each."""
     scores, v, bound = problem(draw, n)
-    found = []
+    samples = []
     for _ in range(10):
-        kept = torch.randperm(n, generator=draw)[:k]
-        found.append(errors(scores[:, kept].softmax(-1) @ v[kept], scores, v, bound))
-    return torch.stack(found).mean(0), errors(torch.zeros(97, D), scores, v, bound)
+        positions = torch.randperm(n, generator=draw)[:k]
+        samples.append(errors(scores[:, positions].softmax(-1) @ v[positions], scores, v, bound))
+    return torch.stack(samples).mean(0), errors(torch.zeros(97, D), scores, v, bound)
 
 
 def test_theorem_2_some_e_and_f_do_not_lose_with_n(draw: torch.Generator) -> None:
     """In the form of the theorem, softmax(w E^T) F V, with k positions drawn at random."""
     means = []
     for n in LENGTHS:
-        found, of_zeros = sampled(draw, n, K)
-        assert found.max() < EPS
-        assert found.mean() < 0.4 * of_zeros.mean()  # it says more than nothing would
-        means.append(found.mean().item())
+        error, of_zeros = sampled(draw, n, K)
+        assert error.max() < EPS
+        assert error.mean() < 0.4 * of_zeros.mean()  # it says more than nothing would
+        means.append(error.mean().item())
     # From N on where k is a small part of the whole.
     assert max(means[1:]) < 1.2 * min(means[1:])
     fewer, _ = sampled(draw, 4096, K // 16)

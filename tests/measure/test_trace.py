@@ -53,14 +53,14 @@ def test_its_peak_is_that_of_the_call(variant: str, mode: str) -> None:
 @each_variant
 @each_mode
 def test_work_grows_linearly_in_layers(variant: str, mode: str) -> None:
-    one, two, four = (traced(builder(variant, layers=layers), (2, 64, 32), mode) for layers in (1, 2, 4))
+    work_1, work_2, work_4 = (traced(builder(variant, layers=layers), (2, 64, 32), mode) for layers in (1, 2, 4))
     if mode == "inference":
-        assert products(two) == 2 * products(one)
+        assert products(work_2) == 2 * products(work_1)
     # In training the first layer is cheaper: nobody asks for the gradient of its input.
-    assert products(four) - products(two) == 2 * (products(two) - products(one))
-    assert four.scores == 4 * one.scores
+    assert products(work_4) - products(work_2) == 2 * (products(work_2) - products(work_1))
+    assert work_4.scores == 4 * work_1.scores
     for name in Work.FEATURES:
-        first, second, last = (getattr(work, name) for work in (one, two, four))
+        first, second, last = (getattr(work, name) for work in (work_1, work_2, work_4))
         assert last - second == pytest.approx(2 * (second - first), rel=1e-3, abs=1)
 
 
@@ -153,13 +153,13 @@ def test_features_are_in_order_of_their_names() -> None:
 def test_nothing_is_allocated(mode: str, feed_forward: int) -> None:
     length = 1_000_000
     network = Network(768, 12, feed_forward, 1)
-    start, found = time.perf_counter(), []
+    start, works = time.perf_counter(), []
 
     def run() -> None:
-        found.append(traced(lambda: Stack(network, Cell("linformer", 128, length)), (1, length, 768), mode))
+        works.append(traced(lambda: Stack(network, Cell("linformer", 128, length)), (1, length, 768), mode))
 
     real = peak_memory(run)
     assert time.perf_counter() - start < 20
-    assert found[0].peak > length * 768 * 4
+    assert works[0].peak > length * 768 * 4
     assert real < 2**20
-    assert products(found[0]) > 2 * length * 768 * (2 * 768 + 2 * 128 + 2 * feed_forward)
+    assert products(works[0]) > 2 * length * 768 * (2 * 768 + 2 * 128 + 2 * feed_forward)

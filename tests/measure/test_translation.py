@@ -16,18 +16,18 @@ def test_the_same_texts_score_100() -> None:
 
 def test_they_are_sacrebleus_scores() -> None:
     hypotheses = ["ein hund rennt durch den schnee", "Zwei Kinder spielen im Sand"]
-    found = translation_scores(hypotheses, REFERENCES)
-    assert found == {
+    scores = translation_scores(hypotheses, REFERENCES)
+    assert scores == {
         "bleu": pytest.approx(corpus_bleu(hypotheses, [REFERENCES]).score),
         "chrf": pytest.approx(corpus_chrf(hypotheses, [REFERENCES]).score),
     }
-    assert 0 < found["bleu"] < found["chrf"] < 100
+    assert 0 < scores["bleu"] < scores["chrf"] < 100
 
 
 def test_bleu_by_hand() -> None:
     # n-grams of "a b c d e" in "a b c d x": 4/5, 3/4, 2/3, 1/2; as long as the reference, so no penalty.
-    found = translation_scores(["a b c d e"], ["a b c d x"])["bleu"]
-    assert found == pytest.approx(100 * math.prod((4 / 5, 3 / 4, 2 / 3, 1 / 2)) ** 0.25)
+    bleu = translation_scores(["a b c d e"], ["a b c d x"])["bleu"]
+    assert bleu == pytest.approx(100 * math.prod((4 / 5, 3 / 4, 2 / 3, 1 / 2)) ** 0.25)
     # Cut to four of five words: all n-grams are right, e^(1 - 5/4) is the penalty.
     assert translation_scores(["a b c d"], ["a b c d x"])["bleu"] == pytest.approx(100 * math.exp(-0.25))
 

@@ -29,8 +29,8 @@ def seq2seq(model, ids, mask, target, target_mask=None):
 
 def places(ids, mask):
     """A token's place among those kept."""
-    kept = torch.ones_like(ids) if mask is None else mask.long()
-    return (kept.cumsum(1) - 1).clamp(min=0)
+    keep = torch.ones_like(ids) if mask is None else mask.long()
+    return (keep.cumsum(1) - 1).clamp(min=0)
 
 
 def embed(block, ids, positions):
@@ -72,15 +72,15 @@ def attend(block, x, memory, mask, causal=False, positions=None):
     # Head h of the queries reads head h H' / H of the keys and values.
     k, v = (torch.stack([y[:, h * y.shape[1] // heads] for h in range(heads)], 1) for y in (k, v))
     N, M = x.shape[1], memory.shape[1]
-    kept = torch.ones(x.shape[0], M, dtype=torch.bool) if mask is None else mask
-    visible = kept[:, None, None, :].expand(-1, heads, N, -1)
+    keep = torch.ones(x.shape[0], M, dtype=torch.bool) if mask is None else mask
+    visible = keep[:, None, None, :].expand(-1, heads, N, -1)
     if causal:
         visible = visible & (torch.arange(M) <= torch.arange(N)[:, None])
     if isinstance(block.mechanism, Linformer):
         E, k_ = block.mechanism.E, block.mechanism.k
         values = getattr(block.mechanism, "F", E)
-        k = E[:, :k_, :M] @ (k * kept[:, None, :, None])
-        v = values[:, :k_, :M] @ (v * kept[:, None, :, None])
+        k = E[:, :k_, :M] @ (k * keep[:, None, :, None])
+        v = values[:, :k_, :M] @ (v * keep[:, None, :, None])
         visible = torch.ones(1, 1, N, k_, dtype=torch.bool)
     scores = q @ k.mT / head_dim**0.5  # (B, H, N, M)
     seen = visible.any(-1, keepdim=True)

@@ -209,8 +209,8 @@ def test_padding_of_labels_is_neither_routed_nor_pondered_over(more: dict[str, o
 def test_a_decoder_beside_blocks_has_positions() -> None:
     network = drawn(GreenformerForSeq2SeqLM, block="bp", **PAIR)
     assert network.decoder.embedding.position is not None
-    one, other = torch.tensor([[1, 5, 6, 7, 8]]), torch.tensor([[1, 7, 5, 6, 8]])
-    last = [network(tokens(1, 9), decoder_input_ids=ids).logits[:, -1] for ids in (one, other)]
+    first, second = torch.tensor([[1, 5, 6, 7, 8]]), torch.tensor([[1, 7, 5, 6, 8]])
+    last = [network(tokens(1, 9), decoder_input_ids=ids).logits[:, -1] for ids in (first, second)]
     assert (last[0] - last[1]).abs().max() > 1e-3
     assert drawn(GreenformerForSeq2SeqLM, block="bp", attention_dropout=0.1, **PAIR).config.attention_dropout == 0.1
     shared = drawn(GreenformerForSeq2SeqLM, block="star", depth="shared", **PAIR).decoder.layers

@@ -18,7 +18,7 @@ from greenformers.model.cache import StateLayer
 PACKAGE = Path(greenformers.__file__).parent
 
 
-def made(attention: str, *, is_causal: bool = True, memory_length: int = 0, **options) -> SelfAttention:
+def make(attention: str, *, is_causal: bool = True, memory_length: int = 0, **options) -> SelfAttention:
     torch.manual_seed(0)
     config = GreenformerConfig(
         vocab_size=17, hidden_size=12, num_attention_heads=2, intermediate_size=19, num_hidden_layers=1,
@@ -38,29 +38,29 @@ def made(attention: str, *, is_causal: bool = True, memory_length: int = 0, **op
     ],
 )
 def test_what_a_mechanism_can_do_says_how_it_is_called(attention, without_cache, with_cache):
-    block = made(attention)
+    block = make(attention)
     assert block.without_cache is without_cache
     assert block.with_cache is with_cache
 
 
 def test_a_mechanism_that_shortens_keys_is_given_codes_where_that_is_exact():
-    assert made("linformer", is_causal=False, k=5).without_cache is attending.reduced
-    assert made("linformer", is_causal=False, k=5, sharing="none").without_cache is attending.plain
+    assert make("linformer", is_causal=False, k=5).without_cache is attending.reduced
+    assert make("linformer", is_causal=False, k=5, sharing="none").without_cache is attending.plain
 
 
 @pytest.mark.parametrize(
     ("attention", "options", "limit"), [("transformer_xl", {}, 7), ("compressive", {"ratio": 3, "compressed": 4}, 11)]
 )
 def test_a_memory_is_as_long_as_the_network_says_and_its_compressed_part(attention, options, limit):
-    found = made(attention, memory_length=7, **options).with_cache
-    assert isinstance(found, partial)
-    assert found.func is attending.remembering
-    assert found.keywords == {"limit": limit}
+    call = make(attention, memory_length=7, **options).with_cache
+    assert isinstance(call, partial)
+    assert call.func is attending.remembering
+    assert call.keywords == {"limit": limit}
 
 
 def test_a_call_asks_no_capability_again(monkeypatch):
     """A choice that were made at every call would change here; it would also be paid for at every token."""
-    block, x = made("linear_transformer"), torch.randn(2, 13, 12, dtype=torch.float64)
+    block, x = make("linear_transformer"), torch.randn(2, 13, 12, dtype=torch.float64)
     expected = block.mix(x, None)[0]
     monkeypatch.setattr(type(block.mechanism), "can_reduce", True)
     torch.testing.assert_close(block.mix(x, None)[0], expected, rtol=0, atol=0)
@@ -71,7 +71,7 @@ def test_a_call_asks_no_capability_again(monkeypatch):
 
 
 def test_the_choice_is_no_part_of_what_is_saved():
-    assert set(made("full").state_dict()) == {
+    assert set(make("full").state_dict()) == {
         f"{name}.weight" for name in ("projections.q", "projections.k", "projections.v", "output")
     }
 
@@ -97,7 +97,7 @@ def asked_of_a_mechanism(source: str) -> list[str]:
 
 def test_nothing_outside_asks_for_the_options_of_one_mechanism():
     files = [path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE / "attention"]
-    assert {str(path): found for path in files if (found := asked_of_a_mechanism(path.read_text()))} == {}
+    assert {str(path): options for path in files if (options := asked_of_a_mechanism(path.read_text()))} == {}
     assert asked_of_a_mechanism("x = layer.attention.mechanism.ratio + mechanism.function") == ["ratio", "function"]
 
 

@@ -93,9 +93,9 @@ def test_weights_have_a_gradient() -> None:
 
 def test_in_training_weights_are_dropped_after_they_are_given() -> None:
     network, ids = drawn(attention_dropout=0.5, hidden_dropout_prob=0.0).train(), tokens()
-    one, other = (network(ids, output_attentions=True) for _ in range(2))
-    torch.testing.assert_close(one.attentions[0], other.attentions[0], atol=0, rtol=0)
-    assert (one[0] - other[0]).abs().max() > 0.01
+    first, second = (network(ids, output_attentions=True) for _ in range(2))
+    torch.testing.assert_close(first.attentions[0], second.attentions[0], atol=0, rtol=0)
+    assert (first[0] - second[0]).abs().max() > 0.01
 
 
 def test_generation_gives_the_weights_of_each_token() -> None:

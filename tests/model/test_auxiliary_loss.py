@@ -19,7 +19,7 @@ SPAN = {"attention": "adaptive_span", "attention_options": {"penalty": 0.5, "ini
 HEADS = (GreenformerForMaskedLM, GreenformerForCausalLM, GreenformerForTokenClassification)
 
 
-def made(kind, **given):
+def make(kind, **given):
     torch.manual_seed(0)
     return kind(GreenformerConfig(**SIZES | SPAN | given))
 
@@ -30,7 +30,7 @@ IDS = torch.randint(2, (2, 13), generator=torch.Generator().manual_seed(1))
 @pytest.mark.parametrize("residual", ["post", "pre", "reversible"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_sum_over_the_layers(residual, recompute):
-    model = made(GreenformerModel, residual=residual).train()
+    model = make(GreenformerModel, residual=residual).train()
     if recompute and residual != "reversible":
         model.activation_checkpointing_enable()
     loss = model(IDS).auxiliary_loss
@@ -43,28 +43,28 @@ def test_the_sum_over_the_layers(residual, recompute):
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_it_is_added_once_in_training_alone(kind):
-    model = made(kind)
+    model = make(kind)
     task = model.eval()(IDS, labels=IDS).loss
     assert model.train()(IDS, labels=IDS).loss.item() == pytest.approx(task.item() + 4.25)
 
 
 def test_of_a_sequence_and_of_an_encoder_before_a_decoder():
-    model = made(GreenformerForSequenceClassification)
+    model = make(GreenformerForSequenceClassification)
     task = model.eval()(IDS, labels=IDS[:, 0]).loss
     assert model.train()(IDS, labels=IDS[:, 0]).loss.item() == pytest.approx(task.item() + 4.25)
-    model = made(GreenformerForSeq2SeqLM, decoder_layers=1, decoder_start_token_id=1, pad_token_id=0)
+    model = make(GreenformerForSeq2SeqLM, decoder_layers=1, decoder_start_token_id=1, pad_token_id=0)
     task = model.eval()(IDS, labels=IDS).loss
     assert model.train()(IDS, labels=IDS).loss.item() == pytest.approx(task.item() + 4.25)
     with pytest.raises(
         ValueError, match=r"^decoder_attention must have no loss of its own beside an encoder, adaptive"
     ):
-        made(GreenformerForSeq2SeqLM, decoder_layers=1, pad_token_id=0, decoder_start_token_id=1,
+        make(GreenformerForSeq2SeqLM, decoder_layers=1, pad_token_id=0, decoder_start_token_id=1,
              decoder_attention="adaptive_span")  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_parts_of_a_batch_have_the_loss_of_the_whole(kind):
-    model = made(kind).train()
+    model = make(kind).train()
     labels = IDS.clone()
     labels[0, 3:] = -100
     asked = labels[:, 1:] if kind is GreenformerForCausalLM else labels
@@ -78,7 +78,7 @@ def test_parts_of_a_batch_have_the_loss_of_the_whole(kind):
 @pytest.mark.parametrize("attention", ["routing", "reformer", "sinkhorn"])
 def test_networks_of_learned_patterns_learn(attention, residual):
     options = {"routing": {"clusters": 3}, "reformer": {"chunk": 4}, "sinkhorn": {"block": 4}}[attention]
-    model = made(GreenformerForMaskedLM, attention=attention, attention_options=options, residual=residual).train()
+    model = make(GreenformerForMaskedLM, attention=attention, attention_options=options, residual=residual).train()
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
     losses = []
     for _ in range(20):

@@ -64,10 +64,10 @@ def test_a_right_padded_prompt_is_continued(name):
     network, ids, mask = causal(name), tokens(B, N), padding(B, N)
     more = tokens(B, 2)
     past = network(ids, mask, use_cache=True).past_key_values
-    found = network(more, torch.cat([mask, torch.ones(B, 2, dtype=torch.bool)], 1), past).logits
+    logits = network(more, torch.cat([mask, torch.ones(B, 2, dtype=torch.bool)], 1), past).logits
     for i in range(B):
         alone = network(torch.cat([ids[i : i + 1, mask[i]], more[i : i + 1]], 1)).logits
-        torch.testing.assert_close(found[i], alone[0, -2:], **CLOSE)
+        torch.testing.assert_close(logits[i], alone[0, -2:], **CLOSE)
 
 
 def test_a_cache_is_given_back_only_where_asked_for():
@@ -88,10 +88,10 @@ def test_keys_of_a_shortened_source_are_kept_short():
     assert {layer.keys.shape[2] for layer in past.self_attention_cache.layers} == {3}
 
 
-@pytest.mark.parametrize("kept", [1, 2, 5])
-def test_logits_to_keep(kept):
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_logits_to_keep(count):
     network, ids = causal("narrow embedding"), tokens(B, N)
-    torch.testing.assert_close(network(ids, logits_to_keep=kept).logits, network(ids).logits[:, -kept:], **CLOSE)
+    torch.testing.assert_close(network(ids, logits_to_keep=count).logits, network(ids).logits[:, -count:], **CLOSE)
     torch.testing.assert_close(network(ids, logits_to_keep=0).logits, network(ids).logits, atol=0, rtol=0)
 
 
@@ -138,8 +138,8 @@ def test_a_layer_that_grows_is_what_a_layer_that_copies_is():
         return seen
 
     with torch.no_grad():
-        for one, other in zip(steps(GrowingLayer()), steps(DynamicLayer()), strict=True):
-            assert all(a.equal(b) for a, b in zip(one, other, strict=True))
+        for ours, theirs in zip(steps(GrowingLayer()), steps(DynamicLayer()), strict=True):
+            assert all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_new_keys_are_written_behind_the_others():
@@ -158,8 +158,8 @@ def test_only_what_is_asked_for_goes_through_the_last_layer():
     whole = network(ids, use_cache=True)
     few = network(ids, use_cache=True, logits_to_keep=2)
     torch.testing.assert_close(few.logits, whole.logits[:, -2:])
-    for one, other in zip(few.past_key_values.layers, whole.past_key_values.layers, strict=True):
-        torch.testing.assert_close(one.keys, other.keys)
+    for layer, whole_layer in zip(few.past_key_values.layers, whole.past_key_values.layers, strict=True):
+        torch.testing.assert_close(layer.keys, whole_layer.keys)
     rows = []
     network.decoder.layers[-1].feed_forward.register_forward_hook(lambda *given: rows.append(given[2].shape[1]))
     network(ids, use_cache=True, logits_to_keep=2)

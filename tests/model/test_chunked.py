@@ -11,7 +11,7 @@ from greenformers.model.block import feed_forward_of
 SIZES = {"vocab_size": 31, "hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 40, "num_hidden_layers": 1}
 
 
-def made(**given) -> FeedForward:
+def make(**given) -> FeedForward:
     torch.manual_seed(0)
     return feed_forward_of(GreenformerConfig(**SIZES | given), 0)
 
@@ -22,36 +22,36 @@ def made(**given) -> FeedForward:
 def test_equal_to_the_whole(chunk, rank, activation):
     given = {"rank": rank, "hidden_act": activation}
     whole, sliced = (
-        made(**given).double(),
-        made(**given, feed_forward="chunked", feed_forward_options={"chunk": chunk}).double(),
+        make(**given).double(),
+        make(**given, feed_forward="chunked", feed_forward_options={"chunk": chunk}).double(),
     )
     x = torch.randn(2, 13, 24, dtype=torch.float64, requires_grad=True)
     way = torch.randn(2, 13, 24, dtype=torch.float64)
     out, expected = sliced(x), whole(x)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
-    found, wanted = (torch.autograd.grad(y, [x, *each.parameters()], way)
+    grads, expected_grads = (torch.autograd.grad(y, [x, *each.parameters()], way)
                      for y, each in ((out, sliced), (expected, whole)))  # fmt: skip
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(grads, expected_grads, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [5, None])
 def test_under_autocast_too(chunk):
-    whole, sliced = made(), made(feed_forward="chunked", feed_forward_options={"chunk": chunk})
+    whole, sliced = make(), make(feed_forward="chunked", feed_forward_options={"chunk": chunk})
     x = torch.randn(2, 13, 24, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         out, expected = sliced(x), whole(x)
     assert out.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(out, expected)
-    found, wanted = (torch.autograd.grad(y.float().sum(), x)[0] for y in (out, expected))
-    torch.testing.assert_close(found, wanted)
+    grad, expected_grad = (torch.autograd.grad(y.float().sum(), x)[0] for y in (out, expected))
+    torch.testing.assert_close(grad, expected_grad)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_wide_activation_is_not_kept(autocast):
     wide = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 1024}
-    kept = {}
+    peaks = {}
     for name in ("dense", "chunked"):
-        block = made(**wide, feed_forward=name, feed_forward_options={"chunk": 32} if name == "chunked" else None)
+        block = make(**wide, feed_forward=name, feed_forward_options={"chunk": 32} if name == "chunked" else None)
         for parameter in block.parameters():
             parameter.requires_grad_(False)
         x = torch.randn(1, 1024, 32, requires_grad=True)
@@ -61,27 +61,27 @@ def test_the_wide_activation_is_not_kept(autocast):
                 out = block(x)
             torch.autograd.grad(out.float().sum(), x)
 
-        kept[name] = peak_memory(step)
-    assert kept["chunked"] < kept["dense"] / 4
+        peaks[name] = peak_memory(step)
+    assert peaks["chunked"] < peaks["dense"] / 4
 
 
 def test_frozen_maps_get_no_gradient():
-    block = made(feed_forward="chunked", feed_forward_options={"chunk": 4})
+    block = make(feed_forward="chunked", feed_forward_options={"chunk": 4})
     block.up.weight.requires_grad_(False)
     block(torch.randn(1, 9, 24)).sum().backward()
     assert block.up.weight.grad is None
-    assert all(one.grad is not None for one in (block.up.bias, block.down.weight, block.down.bias))
+    assert all(parameter.grad is not None for parameter in (block.up.bias, block.down.weight, block.down.bias))
 
 
 def test_an_activation_that_learns_is_refused():
     with pytest.raises(
         ValueError, match=r"^activation must have no parameters where feed_forward is chunked, got PReLU$"
     ):
-        made(hidden_act="prelu", feed_forward="chunked")
+        make(hidden_act="prelu", feed_forward="chunked")
 
 
 def test_slices_add_up_in_float32():
-    whole, sliced = made(), made(feed_forward="chunked", feed_forward_options={"chunk": 1})
+    whole, sliced = make(), make(feed_forward="chunked", feed_forward_options={"chunk": 1})
     x = torch.randn(24).bfloat16().expand(1, 2048, 24).contiguous()
     for block in (whole.bfloat16(), sliced.bfloat16()):
         block(x).float().sum().backward()

@@ -35,8 +35,8 @@ def test_training(name):
     # Without a search for what to recompute, which changes no value.
     compiled = torch.compile(block, backend="aot_eager_default_partitioner", fullgraph=True)
     leaves = [x, *block.parameters()]
-    found, expected = compiled(x, mask), block(x, mask)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    out, expected = compiled(x, mask), block(x, mask)
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(
-        torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-11, rtol=1e-11
+        torch.autograd.grad(out, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-11, rtol=1e-11
     )

@@ -111,8 +111,8 @@ def test_a_name_there_is_not(options, start, end):
         GreenformerConfig(**SMALL | options)
     assert str(caught.value).startswith(start)
     assert str(caught.value).endswith(end)
-    known = "relu" if "hidden_act" in options else "linformer"
-    assert known in str(caught.value)
+    choice = "relu" if "hidden_act" in options else "linformer"
+    assert choice in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_a_misspelt_option_has_a_hint(misspelt, meant):
 
 
 def test_what_a_user_kept_in_a_configuration_comes_back(tmp_path):
-    kept = config()
-    kept.norm_eps, kept.hidden_sise = 1.0, 5
-    kept.save_pretrained(tmp_path)
+    original = config()
+    original.norm_eps, original.hidden_sise = 1.0, 5
+    original.save_pretrained(tmp_path)
     loaded = GreenformerConfig.from_pretrained(tmp_path)
     assert (loaded.norm_eps, loaded.hidden_sise) == (1.0, 5)
 

@@ -72,12 +72,12 @@ def test_rows_are_as_so_many_memories(name, length, masked):
     block = cross(name)
     x, memory, mask = inputs(masked, length)
     expected = block.mix(x, repeated(memory), repeated(mask))
-    found = block.mix(x, memory, mask)
-    assert found.shape == x.shape
-    torch.testing.assert_close(found, expected, **CLOSE)
+    out = block.mix(x, memory, mask)
+    assert out.shape == x.shape
+    torch.testing.assert_close(out, expected, **CLOSE)
     alone = [block.mix(x[row : row + 1], memory[row // W, None], None if mask is None else mask[row // W, None])
              for row in range(B * W)]  # fmt: skip
-    torch.testing.assert_close(found, torch.cat(alone), **CLOSE)
+    torch.testing.assert_close(out, torch.cat(alone), **CLOSE)
 
 
 @masked
@@ -87,13 +87,13 @@ def test_gradients_of_rows(name, masked):
     x, memory, mask = inputs(masked)
     leaves = [x.requires_grad_(), memory.requires_grad_(), *block.parameters()]
     g = torch.randn(B * W, N, d, dtype=torch.float64)
-    found = torch.autograd.grad(block.mix(x, memory, mask), leaves, g, allow_unused=True)
+    grads = torch.autograd.grad(block.mix(x, memory, mask), leaves, g, allow_unused=True)
     plain = block.mix(x, repeated(memory), repeated(mask))
     expected = torch.autograd.grad(plain, leaves, g, allow_unused=True)
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None:
-            torch.testing.assert_close(one, other, **CLOSE)
+    for grad, expected_grad in zip(grads, expected, strict=True):
+        assert (grad is None) == (expected_grad is None)
+        if grad is not None:
+            torch.testing.assert_close(grad, expected_grad, **CLOSE)
 
 
 @masked
@@ -105,12 +105,12 @@ def test_rows_with_a_cache(name, masked):
     x, memory, mask = inputs(masked)
     ours, theirs = (EncoderDecoderCache(DynamicCache(), DynamicCache()) for _ in range(2))
     for piece in x.split([2, 1, 1, 1], 1):
-        found = layer(piece, memory, None, mask, past_key_values=ours)
+        out = layer(piece, memory, None, mask, past_key_values=ours)
         expected = layer(piece, repeated(memory), None, repeated(mask), past_key_values=theirs)
-        torch.testing.assert_close(found, expected, **CLOSE)
-    kept = ours.cross_attention_cache.layers[0].keys
-    assert kept.shape[0] == (B if VARIANTS[name][0] in APART else B * W)
-    torch.testing.assert_close(repeated(kept) if len(kept) == B else kept, theirs.cross_attention_cache.layers[0].keys)
+        torch.testing.assert_close(out, expected, **CLOSE)
+    keys = ours.cross_attention_cache.layers[0].keys
+    assert keys.shape[0] == (B if VARIANTS[name][0] in APART else B * W)
+    torch.testing.assert_close(repeated(keys) if len(keys) == B else keys, theirs.cross_attention_cache.layers[0].keys)
 
 
 @pytest.mark.parametrize("name", CROSS)
@@ -119,9 +119,9 @@ def test_rows_of_a_whole_decoder(name):
     decoder = pair(cross_attention=mechanism, cross_attention_options=given).decoder
     _, memory, mask = inputs(True)
     ids, ids_mask = tokens(B * W, N), padding(B * W, N)
-    found = decoder(ids, ids_mask, memory, mask).last_hidden_state
+    out = decoder(ids, ids_mask, memory, mask).last_hidden_state
     expected = decoder(ids, ids_mask, repeated(memory), repeated(mask)).last_hidden_state
-    torch.testing.assert_close(found, expected, **CLOSE)
+    torch.testing.assert_close(out, expected, **CLOSE)
 
 
 @masked
@@ -163,8 +163,8 @@ def test_the_memorys_padding_hides_no_query(name):
 def test_types(name, dtype):
     block = cross(name).to(dtype)
     x, memory, mask = inputs(True)
-    found = block.mix(x.to(dtype), memory.to(dtype), mask)
-    assert found.dtype == dtype
+    out = block.mix(x.to(dtype), memory.to(dtype), mask)
+    assert out.dtype == dtype
     expected = block.mix(x.to(dtype), repeated(memory).to(dtype), repeated(mask))
     tolerance = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
-    torch.testing.assert_close(found, expected, **tolerance)
+    torch.testing.assert_close(out, expected, **tolerance)

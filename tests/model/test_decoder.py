@@ -17,14 +17,14 @@ MASKS = {"whole": None, "right": padding(B, N), "left": left(padding(B, N))}
 @pytest.mark.parametrize("name", DECODERS)
 def test_equals_its_plain_form(name, residual, side):
     network, ids, mask = causal(name, residual=residual), tokens(B, N), MASKS[side]
-    found = network(ids, None if mask is None else mask.long()).logits
+    logits = network(ids, None if mask is None else mask.long()).logits
     expected = plain_text.causal_lm(network, ids, mask)
     assert expected.requires_grad
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(network(ids, mask).logits, expected.detach(), atol=1e-12, rtol=1e-12)
     leaves, g = list(network.parameters()), torch.randn(B, N, VOCABULARY, dtype=torch.float64)
-    gradients = torch.autograd.grad(found, leaves, g)
+    gradients = torch.autograd.grad(logits, leaves, g)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, leaves, g), atol=1e-10, rtol=1e-11)
 
 
@@ -32,8 +32,8 @@ def test_equals_its_plain_form(name, residual, side):
 def test_a_mask_of_ones_is_no_mask(grad):
     network, ids = causal(), tokens(B, N)
     with torch.set_grad_enabled(grad):
-        found = network(ids, torch.ones_like(ids)).logits
-        torch.testing.assert_close(found, network(ids).logits, atol=1e-12, rtol=1e-12)
+        logits = network(ids, torch.ones_like(ids)).logits
+        torch.testing.assert_close(logits, network(ids).logits, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -59,8 +59,8 @@ def test_equals_the_decoders_of_transformers(make):
     mask = torch.ones_like(ids)
     mask[1, :4], mask[2, :7] = 0, 0
     for given in ({}, {"attention_mask": mask}):
-        kept = given.get("attention_mask", torch.ones_like(ids)).bool()
-        expected, found = theirs(ids, **given).logits, ours(ids, **given).logits
-        torch.testing.assert_close(found[kept], expected[kept], rtol=1e-6, atol=1e-6)
+        positions = given.get("attention_mask", torch.ones_like(ids)).bool()
+        expected, logits = theirs(ids, **given).logits, ours(ids, **given).logits
+        torch.testing.assert_close(logits[positions], expected[positions], rtol=1e-6, atol=1e-6)
     options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "attention_mask": mask}
     torch.testing.assert_close(ours.generate(ids, **options), theirs.generate(ids, **options))

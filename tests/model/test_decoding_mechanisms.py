@@ -49,7 +49,7 @@ def test_there_are_states():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_what_is_kept_changes_nothing(name, beams):
     network, ids, mask = causal(**VARIANTS[name]), tokens(B, N), left(padding(B, N)).long()
-    cached, plain = (generated(network, ids, mask, use_cache=kept, num_beams=beams) for kept in (True, False))
+    cached, plain = (generated(network, ids, mask, use_cache=cache, num_beams=beams) for cache in (True, False))
     assert torch.equal(cached, plain)
 
 
@@ -74,8 +74,8 @@ WAYS = {
 def test_other_ways_to_generate_write_the_same(name, way):
     """Assisted, tokens are guessed, read together, and those that were wrong taken back from the cache."""
     network, ids = causal(**VARIANTS[name], dtype=torch.float32), tokens(1, N).repeat(1, 2)
-    plain, found = (generated(network, ids, torch.ones_like(ids), **more) for more in ({}, WAYS[way]))
-    assert torch.equal(found, plain)
+    plain, output = (generated(network, ids, torch.ones_like(ids), **more) for more in ({}, WAYS[way]))
+    assert torch.equal(output, plain)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -117,7 +117,7 @@ def test_a_copied_cache_goes_its_own_way(name):
 @pytest.mark.parametrize("name", STATES)
 def test_in_the_decoder_of_an_encoder_decoder(name):
     network, ids, mask = pair(decoder_attention=name), tokens(B, N), padding(B, N).long()
-    cached, plain = (generated(network, ids, mask, use_cache=kept) for kept in (True, False))
+    cached, plain = (generated(network, ids, mask, use_cache=cache) for cache in (True, False))
     assert torch.equal(cached, plain)
 
 

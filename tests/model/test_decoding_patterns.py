@@ -36,7 +36,7 @@ def generated(network, ids, mask, **options):
 def test_generation_with_and_without_kept_keys_is_the_same(pattern, padded):
     network, ids = network_of(pattern), tokens(B, N)
     mask = left(padding(B, N)).long() if padded else torch.ones(B, N, dtype=torch.long)
-    cached, plain = (generated(network, ids, mask, use_cache=kept) for kept in (True, False))
+    cached, plain = (generated(network, ids, mask, use_cache=cache) for cache in (True, False))
     assert torch.equal(cached.sequences, plain.sequences)
     torch.testing.assert_close(cached.logits, plain.logits, **CLOSE)
 
@@ -45,7 +45,7 @@ def test_generation_with_and_without_kept_keys_is_the_same(pattern, padded):
 def test_beams_with_and_without_kept_keys_are_the_same(pattern):
     network, ids = network_of(pattern), tokens(B, N)
     mask = torch.ones_like(ids)
-    cached, plain = (generated(network, ids, mask, use_cache=kept, num_beams=3) for kept in (True, False))
+    cached, plain = (generated(network, ids, mask, use_cache=cache, num_beams=3) for cache in (True, False))
     assert torch.equal(cached.sequences, plain.sequences)
 
 
@@ -54,12 +54,12 @@ def test_beams_with_and_without_kept_keys_are_the_same(pattern):
 @torch.no_grad()
 def test_logits_piece_by_piece_are_those_of_the_whole_text(pattern, steps):
     network, ids = network_of(pattern), tokens(B, 17)
-    past, found = None, []
+    past, logits = None, []
     for piece in ids.split(steps, 1):
         out = network(piece, past_key_values=past, use_cache=True)
         past = out.past_key_values
-        found.append(out.logits)
-    torch.testing.assert_close(torch.cat(found, 1), network(ids).logits, **CLOSE)
+        logits.append(out.logits)
+    torch.testing.assert_close(torch.cat(logits, 1), network(ids).logits, **CLOSE)
 
 
 @each_pattern

@@ -42,7 +42,7 @@ def generated(network, ids, mask, **options):
 def test_a_cache_changes_nothing(name, way):
     network, ids, mask = MODELS[name](), tokens(3, 5), padding(3, 5).long()
     mask = mask if network.config.is_encoder_decoder else left(mask)
-    cached, plain = (generated(network, ids, mask, use_cache=kept, **WAYS[way]) for kept in (True, False))
+    cached, plain = (generated(network, ids, mask, use_cache=cache, **WAYS[way]) for cache in (True, False))
     assert (cached.past_key_values is None, plain.past_key_values is None) == (False, True)
     assert torch.equal(cached.sequences, plain.sequences)
     assert len(cached.logits) == NEW
@@ -95,8 +95,8 @@ def test_a_batch_padded_on_the_left_equals_single_prompts(name, way):
         mine = slice(i * rows, (i + 1) * rows)
         assert torch.equal(together.sequences[mine, -NEW:], alone.sequences[:, -NEW:])
         if way == "greedy":
-            for one, other in zip(together.logits, alone.logits, strict=True):
-                torch.testing.assert_close(one[mine], other, atol=1e-10, rtol=1e-10)
+            for logits, expected in zip(together.logits, alone.logits, strict=True):
+                torch.testing.assert_close(logits[mine], expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("way", ["greedy", "beams"])
@@ -112,11 +112,11 @@ def test_a_padded_batch_of_sources_equals_single_sources(name, way):
 def test_what_follows_the_end_is_padding(end):
     network, ids = causal("lrt"), tokens(11, 5)
     free = generated(network, ids, None, do_sample=True).sequences
-    found = generated(network, ids, None, do_sample=True, eos_token_id=end).sequences
-    ended = (found[:, 5:] == end).cumsum(1) - (found[:, 5:] == end).long() > 0
-    assert found[:, 5:][ended].eq(PAD).all()
+    sequences = generated(network, ids, None, do_sample=True, eos_token_id=end).sequences
+    ended = (sequences[:, 5:] == end).cumsum(1) - (sequences[:, 5:] == end).long() > 0
+    assert sequences[:, 5:][ended].eq(PAD).all()
     first = (free[:, 5] == end).tolist()
-    assert [row[5] == end for row in found.tolist()] == first
+    assert [row[5] == end for row in sequences.tolist()] == first
 
 
 def exhaustive(words, length, score):
@@ -155,7 +155,7 @@ def test_beams_as_many_as_translations_find_the_best(name):
 
 def check_beams(network, given, words, length, score):
     beams = words**length
-    found = network.generate(
+    output = network.generate(
         given,
         attention_mask=torch.ones_like(given),
         max_new_tokens=length,
@@ -168,8 +168,8 @@ def check_beams(network, given, words, length, score):
     )
     with torch.no_grad():
         sequences, scores = exhaustive(words, length, score)
-    assert torch.equal(found.sequences[:, -length:], sequences)
-    torch.testing.assert_close(found.sequences_scores, scores.float(), atol=1e-5, rtol=1e-5)  # summed in float32
+    assert torch.equal(output.sequences[:, -length:], sequences)
+    torch.testing.assert_close(output.sequences_scores, scores.float(), atol=1e-5, rtol=1e-5)  # summed in float32
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -209,8 +209,8 @@ def test_hidden_states_of_every_step():
     out = generated(network, ids, None, do_sample=False, output_hidden_states=True)
     whole = network(out.sequences[:, :-1], output_hidden_states=True).hidden_states
     for depth, expected in enumerate(whole):
-        found = torch.cat([step[depth] for step in out.hidden_states], 1)
-        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+        states = torch.cat([step[depth] for step in out.hidden_states], 1)
+        torch.testing.assert_close(states, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_looking_up_the_prompt_changes_nothing():
@@ -228,10 +228,10 @@ def test_pipeline(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     write = pipeline("text-generation", model=str(tmp_path), device="cpu")
     how = {"max_new_tokens": 5, "do_sample": False}
-    (found,) = write("trees grow", add_special_tokens=False, **how)
+    (output,) = write("trees grow", add_special_tokens=False, **how)
     ids = tokenizer("trees grow", add_special_tokens=False, return_tensors="pt").input_ids
     expected = tokenizer.decode(network.generate(ids, **how)[0], skip_special_tokens=True)
-    assert found["generated_text"] == expected
+    assert output["generated_text"] == expected
     assert expected.startswith("trees grow")
 
 

@@ -75,9 +75,9 @@ def test_gradients(name, residual):
     block, (B, N) = fresh(name, residual=residual), (3, SLICE + 1)
     x = torch.randn(B, N, d, dtype=torch.float64, requires_grad=True)
     leaves, g, mask = [x, *block.parameters()], torch.randn(B, N, d, dtype=torch.float64), padding(B, N)
-    found = torch.autograd.grad(block(x, mask), leaves, g)
+    grads = torch.autograd.grad(block(x, mask), leaves, g)
     expected = torch.autograd.grad(plain(block, x, mask), leaves, g)
-    torch.testing.assert_close(found, expected, atol=1e-11, rtol=1e-11)
+    torch.testing.assert_close(grads, expected, atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["transformer", "lrt", "lrt+linformer"])
@@ -95,8 +95,8 @@ def test_any_activation_of_the_feed_forward_block(name):
     block = fresh("lrt", hidden_act=name)
     x = torch.randn(2, 101, d, dtype=torch.float64, requires_grad=True)
     leaves, g = [x, *block.parameters()], torch.randn(2, 101, d, dtype=torch.float64)
-    found = torch.autograd.grad(block(x), leaves, g)
-    torch.testing.assert_close(found, torch.autograd.grad(plain(block, x), leaves, g), atol=1e-11, rtol=1e-11)
+    grads = torch.autograd.grad(block(x), leaves, g)
+    torch.testing.assert_close(grads, torch.autograd.grad(plain(block, x), leaves, g), atol=1e-11, rtol=1e-11)
     compare(block, x.detach(), None, CLOSE[torch.float64])
 
 

@@ -29,11 +29,11 @@ def compare(block, masked):
         mask = padding(B, N) if masked else None
         expected = plain(block, x, mask)
         leaves = [x, *block.parameters()]
-        found = block(x, mask)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+        out = block(x, mask)
+        torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
         g = torch.randn_like(x)
         torch.testing.assert_close(
-            torch.autograd.grad(found, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-11, rtol=1e-11
+            torch.autograd.grad(out, leaves, g), torch.autograd.grad(expected, leaves, g), atol=1e-11, rtol=1e-11
         )
         with torch.no_grad():
             torch.testing.assert_close(block(x, mask), expected.detach(), atol=1e-12, rtol=1e-12)

@@ -22,7 +22,7 @@ CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 IMAGES = {"image_size": 6, "patch_size": 2, "num_channels": 3, "input_features": 12}
 
 
-def made(kind, **options):
+def make(kind, **options):
     return stir(kind(config(**options)).double()).eval()
 
 
@@ -31,7 +31,7 @@ def tokens(*shape):
 
 
 def test_question_answering():
-    network, ids, mask = made(GreenformerForQuestionAnswering), tokens(), padding(B, N)
+    network, ids, mask = make(GreenformerForQuestionAnswering), tokens(), padding(B, N)
     first, last = torch.tensor([0, 2, N]), torch.tensor([[3], [3], [1]])  # of the third the answer was cut off
     out = network(ids, mask, start_positions=first, end_positions=last)
     scores = network.qa_outputs(network.encoder(ids, mask).last_hidden_state)
@@ -46,7 +46,7 @@ def test_question_answering():
 
 
 def test_multiple_choice_reads_every_choice_by_itself():
-    network, ids = made(GreenformerForMultipleChoice), tokens(B, CHOICES, N)
+    network, ids = make(GreenformerForMultipleChoice), tokens(B, CHOICES, N)
     mask, labels = padding(B * CHOICES, N).view(B, CHOICES, N), torch.tensor([1, 3, 0])
     out = network(ids, mask, labels=labels)
     for row in range(B):
@@ -62,7 +62,7 @@ def test_multiple_choice_reads_every_choice_by_itself():
 
 
 def test_sentences_find_their_own_among_all_others():
-    network, ids, mask = made(GreenformerForSentenceEmbedding, pooling="mean"), tokens(B, 2, N), padding(2 * B, N)
+    network, ids, mask = make(GreenformerForSentenceEmbedding, pooling="mean"), tokens(B, 2, N), padding(2 * B, N)
     out = network(ids, mask.view(B, 2, N))
     alone = network(ids.flatten(0, 1), mask)
     assert alone.loss is None
@@ -79,7 +79,7 @@ def test_sentences_find_their_own_among_all_others():
 
 
 def test_pretraining_is_both_tasks():
-    network, ids, mask = made(GreenformerForPreTraining, type_vocab_size=2), tokens(), padding(B, N)
+    network, ids, mask = make(GreenformerForPreTraining, type_vocab_size=2), tokens(), padding(B, N)
     types, labels, follows = (ids > 9).long(), ids.masked_fill(ids % 3 > 0, -100), torch.tensor([0, 1, 1])
     out = network(ids, mask, labels=labels, next_sentence_label=follows, token_type_ids=types)
     parts = [
@@ -97,7 +97,7 @@ def test_pretraining_is_both_tasks():
 
 def test_patches_are_those_of_a_convolution():
     """Of the vision transformer's, whose kernel is as large as its stride."""
-    network, images = made(GreenformerForImageClassification, **IMAGES), torch.randn(B, 3, 6, 6).double()
+    network, images = make(GreenformerForImageClassification, **IMAGES), torch.randn(B, 3, 6, 6).double()
     weight = torch.randn(d, 3, 2, 2).double()
     convolved = F.conv2d(images, weight, stride=2).flatten(2).mT
     torch.testing.assert_close(network.patches(images) @ weight.flatten(1).mT, convolved, **CLOSE)
@@ -131,7 +131,7 @@ def test_networks_need_what_they_read():
 
 
 def test_recordings_of_several_lengths():
-    network, frames = made(GreenformerForAudioClassification, input_features=5), torch.randn(B, N, 5).double()
+    network, frames = make(GreenformerForAudioClassification, input_features=5), torch.randn(B, N, 5).double()
     mask = padding(B, N)
     out = network(frames, mask, labels=torch.tensor([0, 1, 1]))
     for row, length in enumerate(mask.sum(1).tolist()):
@@ -160,7 +160,7 @@ def test_kinds_of_problems(problem, given):
         labels, draw = 1, lambda shape: torch.randn(shape)
     options = {"num_labels": labels, "problem_type": problem if given else None}
     for kind, shape in ((GreenformerForSequenceClassification, (B,)), (GreenformerForTokenClassification, (B, N))):
-        network, ids, target = made(kind, **options), tokens(), draw(shape)
+        network, ids, target = make(kind, **options), tokens(), draw(shape)
         out = network(ids, labels=target)
         logits = out.logits if labels > 1 or problem != "regression" else out.logits[..., 0]
         target = target.to(logits.dtype) if target.is_floating_point() else target
@@ -179,7 +179,7 @@ def test_kinds_of_problems(problem, given):
     ],
 )
 def test_labels_that_do_not_fit_the_problem(problem, labels, message):
-    network = made(GreenformerForSequenceClassification, num_labels=2, problem_type=problem)
+    network = make(GreenformerForSequenceClassification, num_labels=2, problem_type=problem)
     with pytest.raises(ValueError, match=message):
         network(tokens(), labels=labels)
 
@@ -207,10 +207,10 @@ def cases():
 def test_a_batch_in_parts_has_the_loss_of_the_whole(name):
     torch.manual_seed(0)
     kind, options, given = cases()[name]
-    network = made(kind, **options)
+    network = make(kind, **options)
     whole = network(**given).loss
-    known = given.get("labels", given.get("start_positions"))
-    items = known.numel() if known.is_floating_point() else (known != -100).sum()
+    labels = given.get("labels", given.get("start_positions"))
+    items = labels.numel() if labels.is_floating_point() else (labels != -100).sum()
     parts = [network(**{key: x[at] for key, x in given.items()}, num_items_in_batch=items).loss
              for at in (slice(0, 1), slice(1, 4))]  # fmt: skip
     torch.testing.assert_close(sum(parts), whole, **CLOSE)
@@ -219,7 +219,7 @@ def test_a_batch_in_parts_has_the_loss_of_the_whole(name):
 @pytest.mark.parametrize("name", cases())
 def test_every_head_gives_what_is_asked_for(name):
     kind, options, given = cases()[name]
-    network = made(kind, **options).train()
+    network = make(kind, **options).train()
     network.activation_checkpointing_enable()
     out = network(**given, output_hidden_states=True, output_attentions=True)
     assert (len(out.hidden_states), len(out.attentions)) == (3, 2)
@@ -229,14 +229,14 @@ def test_every_head_gives_what_is_asked_for(name):
 
 
 def test_labels_that_are_shifted_already():
-    network, ids = made(ours.GreenformerForCausalLM), tokens()
+    network, ids = make(ours.GreenformerForCausalLM), tokens()
     following = F.pad(ids, (0, 1), value=-100)[:, 1:]
     out = network(ids, labels=ids * 0, shift_labels=following)  # in place of the others
     torch.testing.assert_close(out.loss, network(ids, labels=ids).loss, atol=0, rtol=0)
 
 
 def test_no_answer_lies_in_padding():
-    network, ids = made(GreenformerForQuestionAnswering), tokens(1, 9)
+    network, ids = make(GreenformerForQuestionAnswering), tokens(1, 9)
     given = {"start_positions": torch.tensor([2]), "end_positions": torch.tensor([4])}
     longer, mask = F.pad(ids, (0, 6), value=3), F.pad(torch.ones_like(ids), (0, 6))
     out = network(longer, mask, **given)

@@ -59,11 +59,11 @@ def watched(model):
 def test_the_same_numbers(name, masked):
     model, ids = causal(**GOES[name]), tokens(3, PROMPT + MORE)
     mask = left(torch.arange(PROMPT + MORE)[None] < torch.tensor([[13], [8], [5]])) if masked else None
-    found, cache = continued(model, ids, mask)
+    logits, cache = continued(model, ids, mask)
     assert all(ways(cache))
     expected, other = continued(watched(model), ids, mask)
     assert not any(ways(other))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", STAYS)
@@ -98,9 +98,9 @@ def test_weights_that_change_are_read():
         second.down.weight = torch.nn.Parameter(3 * second.down.weight)
         token = ids[:, :1]
         again = deepcopy(cache)
-        found = model(token, past_key_values=cache, use_cache=True).logits
+        logits = model(token, past_key_values=cache, use_cache=True).logits
         expected = watched(model)(token, past_key_values=again, use_cache=True).logits
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("attention", ["full", "linear_transformer"])
@@ -115,7 +115,7 @@ def test_a_copy_of_a_cache_has_no_part_of_the_network(attention, copied):
     other = copied(cache)
     assert not any(ways(other))
     with torch.no_grad():
-        found, expected = (model(ids[:, :1], past_key_values=each, use_cache=True).logits for each in (other, cache))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        logits, expected = (model(ids[:, :1], past_key_values=each, use_cache=True).logits for each in (other, cache))
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     other.reset()
     assert not any(ways(other))

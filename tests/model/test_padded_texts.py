@@ -90,8 +90,8 @@ def ids():
 def compare(together, alone):
     """What a network makes of the batch and of each text: a tensor with positions, or one without."""
     for b, text in enumerate(TEXTS):
-        found = together[b : b + 1, text] if together.dim() > 2 else together[b : b + 1]
-        torch.testing.assert_close(found, alone(b, text), **CLOSE)
+        output = together[b : b + 1, text] if together.dim() > 2 else together[b : b + 1]
+        torch.testing.assert_close(output, alone(b, text), **CLOSE)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -145,10 +145,10 @@ def test_generation_behind_padding(name):
     model, given = causal(**DECODERS[name]), ids()
     options = {"max_new_tokens": NEW, "pad_token_id": PAD, "eos_token_id": None, "do_sample": False}
     rows = [b for b, text in enumerate(TEXTS) if text.stop == LENGTH]
-    for kept in (True, False) if model.decoder.keeps_cache else (False,):
-        out = model.generate(given[rows], attention_mask=MASK[rows].long(), use_cache=kept, **options)[:, LENGTH:]
+    for cache in (True, False) if model.decoder.keeps_cache else (False,):
+        out = model.generate(given[rows], attention_mask=MASK[rows].long(), use_cache=cache, **options)[:, LENGTH:]
         for b, new in zip(rows, out, strict=True):
-            alone = model.generate(given[b : b + 1, TEXTS[b]], use_cache=kept, **options)
+            alone = model.generate(given[b : b + 1, TEXTS[b]], use_cache=cache, **options)
             assert torch.equal(alone[0, -NEW:], new)
 
 

@@ -9,7 +9,7 @@ from greenformers.model import GreenformerForMaskedLM
 B, N = 3, 13
 
 
-def made(name):
+def make(name):
     return stir(GreenformerForMaskedLM(config(name))).eval()
 
 
@@ -21,7 +21,7 @@ def inputs():
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_bfloat16(name, train):
-    model, given = made(name), inputs()
+    model, given = make(name), inputs()
     expected = model(**given).logits[given["attention_mask"]]
     model = model.bfloat16().train(train)
     with torch.set_grad_enabled(train):
@@ -37,14 +37,14 @@ def test_bfloat16(name, train):
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_autocast(name, train):
-    model, given = made(name).train(train), inputs()
+    model, given = make(name).train(train), inputs()
     expected = model(**given).logits[given["attention_mask"]]
     with torch.set_grad_enabled(train), torch.autocast("cpu", torch.bfloat16):
         out = model(**given)
     assert out.logits.dtype == torch.bfloat16
-    found = out.logits[given["attention_mask"]].float()
-    torch.testing.assert_close(found, expected, atol=0.3, rtol=0)
-    assert not torch.equal(found, expected)
+    logits = out.logits[given["attention_mask"]].float()
+    torch.testing.assert_close(logits, expected, atol=0.3, rtol=0)
+    assert not torch.equal(logits, expected)
     if train:
         out.loss.backward()
         for parameter in model.parameters():

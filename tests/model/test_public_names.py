@@ -18,8 +18,8 @@ def test_the_import_costs_nothing():
 
 @pytest.mark.parametrize("name", greenformers.__all__)
 def test_every_public_name_resolves(name):
-    found = getattr(greenformers, name)
-    assert getattr(found, "__name__", name).rpartition(".")[2] == name
+    value = getattr(greenformers, name)
+    assert getattr(value, "__name__", name).rpartition(".")[2] == name
     assert name in dir(greenformers)
 
 

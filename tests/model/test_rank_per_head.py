@@ -26,11 +26,11 @@ def head_by_head(projection: HeadLED, x: Tensor) -> Tensor:
 def test_each_head_has_its_factors() -> None:
     projections, x = drawn().layers[0].attention.projections, torch.randn(2, 7, 12, dtype=torch.float64)
     for name in "qkv":
-        found = projections[name]
-        torch.testing.assert_close(found(x), head_by_head(found, x))
-        torch.testing.assert_close(x @ found.weight.T, head_by_head(found, x))
+        projection = projections[name]
+        torch.testing.assert_close(projection(x), head_by_head(projection, x))
+        torch.testing.assert_close(x @ projection.weight.T, head_by_head(projection, x))
         # H r (d + d_k) weights, and no bias.
-        assert sum(parameter.numel() for parameter in found.parameters()) == 3 * 2 * (12 + 4)
+        assert sum(parameter.numel() for parameter in projection.parameters()) == 3 * 2 * (12 + 4)
 
 
 def test_weights_of_bert_base_as_counted() -> None:

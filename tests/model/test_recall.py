@@ -35,15 +35,15 @@ def recalled(memory, steps=400, attention="transformer_xl", **options):
         return model.head(out).logits[:, -1], sum(losses)
 
     for _ in range(steps):
-        ids, wanted = batch(64)
+        ids, targets = batch(64)
         logits, loss = told(ids)
-        (F.cross_entropy(logits, wanted) + loss).backward()
+        (F.cross_entropy(logits, targets) + loss).backward()
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
-        ids, wanted = batch(512)
-        return (told(ids)[0].argmax(-1) == wanted).double().mean().item()
+        ids, targets = batch(512)
+        return (told(ids)[0].argmax(-1) == targets).double().mean().item()
 
 
 @pytest.mark.slow

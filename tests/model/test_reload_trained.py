@@ -137,10 +137,10 @@ def test_buffers_are_made_where_they_are_empty():
     """A model that was made on the meta device, as transformers does, has the buffers that it is made with."""
     for name in names():
         config = GreenformerConfig(**SIZES, attention=name)
-        made = greenformers.model.GreenformerModel(config)
+        model = greenformers.model.GreenformerModel(config)
         with torch.device("meta"):
             empty = greenformers.model.GreenformerModel(config)
         empty.to_empty(device="cpu").init_weights()
-        expected = dict(made.named_buffers())
+        expected = dict(model.named_buffers())
         for key, buffer in empty.named_buffers():
             assert torch.equal(buffer, expected[key]), (name, key)

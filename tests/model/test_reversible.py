@@ -47,9 +47,9 @@ def test_equal_to_the_stack_that_keeps_everything(attention, more, given):
     out, expected = model(ids, mask).last_hidden_state, plain(model, ids, mask)
     torch.testing.assert_close(out, expected, atol=1e-12, rtol=1e-12)
     way = torch.randn_like(out)
-    leaves = [one for one in model.parameters() if one.requires_grad]
-    found, wanted = (torch.autograd.grad(x, leaves, way, allow_unused=True) for x in (out, expected))
-    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)
+    leaves = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    grads, expected_grads = (torch.autograd.grad(x, leaves, way, allow_unused=True) for x in (out, expected))
+    torch.testing.assert_close(grads, expected_grads, atol=1e-9, rtol=1e-9)
     with torch.no_grad():
         torch.testing.assert_close(model(ids, mask).last_hidden_state, expected, atol=1e-12, rtol=1e-12)
 
@@ -58,14 +58,14 @@ def test_dropout_is_replayed(given):
     torch.manual_seed(0)
     model = GreenformerModel(config(hidden_dropout_prob=0.3)).double().train()
     ids, mask = given
-    found = []
+    results = []
     for run in (lambda: model(ids, mask).last_hidden_state, lambda: plain(model, ids, mask)):
         torch.manual_seed(5)
         out = run()
         after = torch.rand(3)
-        found.append((out, torch.autograd.grad(out.square().sum(), list(model.layers.parameters())), after))
+        results.append((out, torch.autograd.grad(out.square().sum(), list(model.layers.parameters())), after))
         assert torch.rand(()) != after[0]
-    torch.testing.assert_close(found[0], found[1], atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(results[0], results[1], atol=1e-9, rtol=1e-9)
 
 
 def test_the_generator_goes_on_after_the_backward_pass(given):
@@ -96,22 +96,22 @@ def test_gradients_of_the_input_and_frozen_layers(given):
 def test_losses_of_the_halves_are_differentiated():
     projections = [nn.Linear(3, 3, dtype=torch.float64) for _ in range(4)]
 
-    def half(one):
-        return Half(lambda x, _: (one(x).tanh(), one(x).square().sum()), list(one.parameters()))
+    def half(layer):
+        return Half(lambda x, _: (layer(x).tanh(), layer(x).square().sum()), list(layer.parameters()))
 
     x = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True)
-    out, loss = reversible(x, [half(one) for one in projections])
+    out, loss = reversible(x, [half(layer) for layer in projections])
     first, second, total = x, x, 0
     for number in (0, 2):
         total = total + projections[number](second).square().sum()
         first = first + projections[number](second).tanh()
         total = total + projections[number + 1](first).square().sum()
         second = second + projections[number + 1](first).tanh()
-    leaves = [x, *(one for each in projections for one in each.parameters())]
+    leaves = [x, *(parameter for each in projections for parameter in each.parameters())]
     torch.testing.assert_close((out, loss), ((first + second) / 2, total))
-    found = torch.autograd.grad(out.square().sum() + 3 * loss, leaves)
+    grads = torch.autograd.grad(out.square().sum() + 3 * loss, leaves)
     expected = torch.autograd.grad(((first + second) / 2).square().sum() + 3 * total, leaves)
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(grads, expected, atol=1e-9, rtol=1e-9)
 
 
 def test_choices_of_the_forward_pass_are_those_of_the_backward_pass():
@@ -133,9 +133,9 @@ def test_under_autocast(given):
     with torch.autocast("cpu", torch.bfloat16):
         out, expected = model(*given).last_hidden_state, plain(model, *given)
     leaves = list(model.layers.parameters())
-    found, wanted = (torch.autograd.grad(x.float().square().sum(), leaves) for x in (out, expected))
-    for one, other in zip(found, wanted, strict=True):
-        assert (one - other).norm() <= 0.05 * other.norm() + 1e-4
+    grads, expected_grads = (torch.autograd.grad(x.float().square().sum(), leaves) for x in (out, expected))
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        assert (grad - expected_grad).norm() <= 0.05 * expected_grad.norm() + 1e-4
 
 
 def test_a_decoder_generates_with_its_cache():
@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_depth():
                      "num_attention_heads": 4, "intermediate_size": 256}  # fmt: skip
             model = GreenformerModel(config(residual=residual, **sizes)).train()
             ids = torch.randint(31, (1, 512))
-            weights = sum(4 * one.numel() for one in model.parameters())
+            weights = sum(4 * parameter.numel() for parameter in model.parameters())
             model(ids).last_hidden_state.sum().backward()
             model.zero_grad(set_to_none=True)
 

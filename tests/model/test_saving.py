@@ -25,10 +25,10 @@ OURS = {
 }
 
 
-def same(one, other):
-    one.eval(), other.eval()
+def same(model, other):
+    model.eval(), other.eval()
     with torch.no_grad():
-        assert torch.equal(one(IDS)[0], other(IDS)[0])
+        assert torch.equal(model(IDS)[0], other(IDS)[0])
 
 
 @pytest.mark.parametrize("auto", OURS, ids=lambda auto: auto.__name__)

@@ -25,13 +25,13 @@ def tokens(length, batch=2):
 
 
 def in_segments(model, ids, length, memory, mask=None):
-    found = []
+    logits = []
     for start in range(0, ids.shape[1], length):
         part = None if mask is None else mask[:, start : start + length]
         out = model(ids[:, start : start + length], attention_mask=part, memory=memory)
         memory = out.memory
-        found.append(out.logits)
-    return torch.cat(found, 1), memory
+        logits.append(out.logits)
+    return torch.cat(logits, 1), memory
 
 
 @pytest.mark.parametrize("residual", ["post", "pre"])
@@ -45,8 +45,8 @@ def test_a_text_in_segments_is_as_in_one_piece(masked, residual):
     model.config.max_position_embeddings = 61  # for the whole at once
     out, memory = in_segments(model, ids, 7, SegmentMemory(100), mask if masked else None)
     whole = model(ids, attention_mask=mask if masked else None).logits
-    kept = mask.bool() if masked else torch.ones_like(ids).bool()
-    torch.testing.assert_close(out[kept], whole[kept], atol=1e-9, rtol=0)
+    positions = mask.bool() if masked else torch.ones_like(ids).bool()
+    torch.testing.assert_close(out[positions], whole[positions], atol=1e-9, rtol=0)
     assert [x.shape for x in memory.recent] == [(2, 61, WIDTH)] * LAYERS
 
 
@@ -75,13 +75,13 @@ def test_memory_is_constant_and_weights_are_new():
     assert all(x.requires_grad is False for x in memory.recent)
     model(ids[:, 7:], memory=memory).logits.square().sum().backward()
     key = model.decoder.layers[0].attention.projections["k"].weight
-    found = key.grad.clone()
+    grad = key.grad.clone()
     model.zero_grad()
     constant = [x.clone() for x in memory.recent]
     model(
         ids[:, 7:], memory=SegmentMemory(7, tuple(constant), memory.compressed, None, memory.compressed_mask)
     ).logits.square().sum().backward()
-    torch.testing.assert_close(key.grad, found)
+    torch.testing.assert_close(key.grad, grad)
 
 
 def test_what_is_masked_in_memory_changes_nothing():
@@ -118,21 +118,21 @@ def test_means_maxima_and_most_used():
 
     old = torch.randn(2, 6, 10, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[True, False, True, False, False, False], [True] * 6])
-    made = {name: build("compressive", Shape(2, 5, 7, causal=True), ratio=3, function=name) for name in FUNCTIONS}
-    mean, kept = made["mean"].shorten(old, mask, None)
+    mechanisms = {name: build("compressive", Shape(2, 5, 7, causal=True), ratio=3, function=name) for name in FUNCTIONS}
+    mean, short_mask = mechanisms["mean"].shorten(old, mask, None)
     torch.testing.assert_close(mean[0, 0], old[0, [0, 2]].mean(0))
     torch.testing.assert_close(mean[1, 1], old[1, 3:].mean(0))
-    assert kept.tolist() == [[True, False], [True, True]]
-    torch.testing.assert_close(made["max"].shorten(old, mask, None)[0][0, 0], old[0, [0, 2]].amax(0))
+    assert short_mask.tolist() == [[True, False], [True, True]]
+    torch.testing.assert_close(mechanisms["max"].shorten(old, mask, None)[0][0, 0], old[0, [0, 2]].amax(0))
     usage = torch.tensor([[0.1, 9.0, 0.3, 9.0, 9.0, 9.0], [0.1, 0.9, 0.2, 0.8, 0.0, 0.0]])
-    used, kept = made["most_used"].shorten(old, mask, usage)
+    used, short_mask = mechanisms["most_used"].shorten(old, mask, usage)
     torch.testing.assert_close(used, torch.stack([old[0, [0, 2]], old[1, [1, 3]]]))
-    assert kept.all()
-    kernel = made["convolution"].kernel
+    assert short_mask.all()
+    kernel = mechanisms["convolution"].kernel
     expected = sum(old[1, 3 + c] @ kernel[:, :, c].T for c in range(3))
-    torch.testing.assert_close(made["convolution"].shorten(old, None, None)[0][1, 1], expected)
+    torch.testing.assert_close(mechanisms["convolution"].shorten(old, None, None)[0][1, 1], expected)
     with pytest.raises(ValueError, match="a multiple of ratio 3 positions can be compressed, got 5"):
-        made["mean"].shorten(old[:, :5], None, None)
+        mechanisms["mean"].shorten(old[:, :5], None, None)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
@@ -234,9 +234,9 @@ def test_memory_can_be_stored():
     mask[:, :2] = 0
     memory = in_segments(model, tokens(21), 7, SegmentMemory(6), mask)[1]
     again = SegmentMemory.read(6, memory.tensors())
-    for one, other in zip(memory.tensors().items(), again.tensors().items(), strict=True):
-        assert one[0] == other[0]
-        assert torch.equal(one[1], other[1])
+    for original, copy in zip(memory.tensors().items(), again.tensors().items(), strict=True):
+        assert original[0] == copy[0]
+        assert torch.equal(original[1], copy[1])
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_padding_of_segments_is_no_part_of_the_memory(attention, options):
         for row, text in enumerate(texts):
             of_row = model.decoder(given[row : row + 1], attention_mask=mask[row : row + 1], memory=alone[row])
             single = model.decoder(text, memory=alone[row])
-            for found in (out.last_hidden_state[row], of_row.last_hidden_state[0]):
-                torch.testing.assert_close(found[mask[row]], single.last_hidden_state[0], atol=1e-9, rtol=0)
+            for hidden in (out.last_hidden_state[row], of_row.last_hidden_state[0]):
+                torch.testing.assert_close(hidden[mask[row]], single.last_hidden_state[0], atol=1e-9, rtol=0)
             torch.testing.assert_close(of_row.auxiliary_loss, single.auxiliary_loss, atol=1e-12, rtol=1e-9)
             alone[row] = single.memory
         together = out.memory

@@ -22,13 +22,13 @@ def test_equals_its_plain_form(name, residual, side):
     network, ids, target = pair(name, residual=residual), tokens(B, M), tokens(B, N)
     mask, target_mask = SIDES[side]
     given = (ids, mask, target, target_mask)
-    found, expected = network(*given).logits, plain_text.seq2seq(network, *given)
+    logits, expected = network(*given).logits, plain_text.seq2seq(network, *given)
     assert expected.requires_grad
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
     with torch.no_grad():
         torch.testing.assert_close(network(*given).logits, expected.detach(), atol=1e-12, rtol=1e-12)
     leaves, g = list(network.parameters()), torch.randn(B, N, VOCABULARY, dtype=torch.float64)
-    gradients = torch.autograd.grad(found, leaves, g)
+    gradients = torch.autograd.grad(logits, leaves, g)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, leaves, g), atol=1e-10, rtol=1e-11)
 
 

@@ -14,7 +14,7 @@ SIZES = {"vocab_size": 31, "hidden_size": 24, "num_attention_heads": 3, "interme
          "num_hidden_layers": 3, "max_position_embeddings": 17}  # fmt: skip
 
 
-def made(kind=GreenformerModel, **given):
+def make(kind=GreenformerModel, **given):
     torch.manual_seed(0)
     return kind(GreenformerConfig(**SIZES | {"depth": "shared", "hidden_dropout_prob": 0.0} | given))
 
@@ -33,7 +33,7 @@ def test_albert(given):
                                       attention_probs_dropout_prob=0.0), add_pooling_layer=False).eval()  # fmt: skip
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    ours = made(embedding_size=7, hidden_act="gelu_new").eval()
+    ours = make(embedding_size=7, hidden_act="gelu_new").eval()
     source, layer = theirs.embeddings, theirs.encoder.albert_layer_groups[0].albert_layers[0]
     types = source.token_type_embeddings.weight[0]
     pairs = {
@@ -51,16 +51,16 @@ def test_albert(given):
         ours.embedding.position.weight.copy_(source.position_embeddings.weight + types)
     ids, mask = given
     expected = theirs(ids, attention_mask=mask.long()).last_hidden_state
-    found = ours(ids, mask).last_hidden_state
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
-    assert parameters(ours) == sum(one.numel() for one in theirs.parameters()) - types.numel() * 2
+    out = ours(ids, mask).last_hidden_state
+    torch.testing.assert_close(out[mask], expected[mask], atol=1e-5, rtol=1e-5)
+    assert parameters(ours) == sum(parameter.numel() for parameter in theirs.parameters()) - types.numel() * 2
 
 
 @pytest.mark.parametrize(("shared", "blocks"), [("all", {"attention", "feed_forward"}), ("attention", {"attention"}),
                                                 ("feed_forward", {"feed_forward"})])  # fmt: skip
 @pytest.mark.parametrize("attention", ["full", "linformer", "longformer", "synthesizer_random"])
 def test_what_is_shared(shared, blocks, attention, given, tmp_path):
-    model = made(shared=shared, attention=attention, rank={"q": 3})
+    model = make(shared=shared, attention=attention, rank={"q": 3})
     for name, parameter in model.layers[2].named_parameters():
         same = parameter is model.layers[0].get_parameter(name)
         assert same == (name.split(".")[0].removesuffix("_norm") in blocks)
@@ -76,7 +76,7 @@ def test_what_is_shared(shared, blocks, attention, given, tmp_path):
 
 
 def test_gradients_add_up_over_the_layers(given):
-    shared, apart = made().double(), made(depth="stacked").double()
+    shared, apart = make().double(), make(depth="stacked").double()
     for layer in apart.layers:
         layer.load_state_dict(shared.layers[0].state_dict())
     apart.embedding.load_state_dict(shared.embedding.state_dict())
@@ -88,14 +88,14 @@ def test_gradients_add_up_over_the_layers(given):
 
 
 def test_with_reversible_residuals(given):
-    model = made(residual="reversible").double().train()
+    model = make(residual="reversible").double().train()
     model(*given).last_hidden_state.square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.layers.parameters())
-    assert parameters(model) < parameters(made(residual="reversible", depth="stacked"))
+    assert parameters(model) < parameters(make(residual="reversible", depth="stacked"))
 
 
 def test_both_stacks_of_an_encoder_decoder(given, tmp_path):
-    model = made(GreenformerForSeq2SeqLM, decoder_layers=2, pad_token_id=0, decoder_start_token_id=1).eval()
+    model = make(GreenformerForSeq2SeqLM, decoder_layers=2, pad_token_id=0, decoder_start_token_id=1).eval()
     assert (
         model.decoder.layers[1].cross_attention.output.weight is model.decoder.layers[0].cross_attention.output.weight
     )
@@ -110,32 +110,34 @@ def test_layers_that_are_not_alike():
     with pytest.raises(
         ValueError, match=r"^depth shared needs layers alike, attention of layer 1 is not as layer 0's$"
     ):
-        made(attention=["full", "linformer", "full"])
+        make(attention=["full", "linformer", "full"])
     with pytest.raises(ValueError, match=r"^depth shared needs layers alike, feed_forward of layer 2 is not"):
-        made(rank=[None, None, 3], shared="feed_forward")
-    made(attention=["full", "linformer", "full"], shared="feed_forward")
+        make(rank=[None, None, 3], shared="feed_forward")
+    make(attention=["full", "linformer", "full"], shared="feed_forward")
     with pytest.raises(ValueError, match=r"^shared must be one of all, attention, feed_forward; got 'none'$"):
-        made(shared="none")
+        make(shared="none")
 
 
 def test_queries_that_are_keys(given):
     """Shared QK is full attention with W_k = W_q."""
-    one, two = made(attention_options={"shared_qk": True}, depth="stacked"), made(depth="stacked")
-    state = one.state_dict()
+    shared, untied = make(attention_options={"shared_qk": True}, depth="stacked"), make(depth="stacked")
+    state = shared.state_dict()
     assert not [name for name in state if ".projections.k." in name]
-    two.load_state_dict(state | {name.replace(".q.", ".k."): value for name, value in state.items() if ".q." in name})
-    torch.testing.assert_close(one(*given).last_hidden_state, two(*given).last_hidden_state)
+    untied.load_state_dict(
+        state | {name.replace(".q.", ".k."): value for name, value in state.items() if ".q." in name}
+    )
+    torch.testing.assert_close(shared(*given).last_hidden_state, untied(*given).last_hidden_state)
 
 
 def test_queries_that_are_keys_decode_with_a_cache():
-    model = made(GreenformerForCausalLM, attention_options={"shared_qk": True}, depth="stacked", pad_token_id=0).eval()
+    model = make(GreenformerForCausalLM, attention_options={"shared_qk": True}, depth="stacked", pad_token_id=0).eval()
     ids = torch.randint(1, 31, (2, 5))
     texts = [model.generate(ids, max_new_tokens=6, do_sample=False, use_cache=use) for use in (True, False)]
     assert torch.equal(*texts)
 
 
 def test_masked_modelling_learns_with_shared_layers(given):
-    model = made(GreenformerForMaskedLM).train()
+    model = make(GreenformerForMaskedLM).train()
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
     ids, mask = given
     losses = []

@@ -31,10 +31,10 @@ HEADS = SCORERS | {"tags": tagger}
 def some_labels(name, ids):
     """A label at some places, at the first and the last among them; a whole row without."""
     labels = (ids * 5 + 3) % (19 if name == "tags" else VOCABULARY)
-    kept = torch.rand(ids.shape) < 0.4
-    kept[0, 0] = kept[0, -1] = True
-    kept[1] = False
-    return labels.masked_fill(~kept, -100)
+    mask = torch.rand(ids.shape) < 0.4
+    mask[0, 0] = mask[0, -1] = True
+    mask[1] = False
+    return labels.masked_fill(~mask, -100)
 
 
 def asked(name, labels):
@@ -44,9 +44,9 @@ def asked(name, labels):
 
 def by_hand(logits, labels):
     """Sum of the losses and number of the labels."""
-    kept = labels != -100
-    chosen = logits.softmax(-1).log()[kept].gather(1, labels[kept][:, None])
-    return -chosen.sum(), kept.sum()
+    mask = labels != -100
+    chosen = logits.softmax(-1).log()[mask].gather(1, labels[mask][:, None])
+    return -chosen.sum(), mask.sum()
 
 
 def gradients(network, loss):
@@ -87,12 +87,12 @@ def test_sparse_scores_are_those_of_the_labelled_positions(name):
     labels = some_labels(name, ids)
     dense, sparse = SCORERS[name](), SCORERS[name](sparse_prediction=True)
     sparse.load_state_dict(dense.state_dict())
-    expected, found = (network(ids, mask, labels=labels) for network in (dense, sparse))
-    kept = asked(name, labels) != -100
-    assert found.logits.shape == (kept.sum(), VOCABULARY)
-    torch.testing.assert_close(found.logits, expected.logits[kept], **CLOSE)
-    torch.testing.assert_close(found.loss, expected.loss, **CLOSE)
-    torch.testing.assert_close(gradients(sparse, found.loss), gradients(dense, expected.loss), atol=1e-11, rtol=1e-11)
+    expected, out = (network(ids, mask, labels=labels) for network in (dense, sparse))
+    positions = asked(name, labels) != -100
+    assert out.logits.shape == (positions.sum(), VOCABULARY)
+    torch.testing.assert_close(out.logits, expected.logits[positions], **CLOSE)
+    torch.testing.assert_close(out.loss, expected.loss, **CLOSE)
+    torch.testing.assert_close(gradients(sparse, out.loss), gradients(dense, expected.loss), atol=1e-11, rtol=1e-11)
     given = {"decoder_input_ids": ids} if name == "pair" else {}
     torch.testing.assert_close(sparse(ids, mask, **given).logits, dense(ids, mask, **given).logits, **CLOSE)
 

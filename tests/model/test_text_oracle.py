@@ -37,11 +37,11 @@ def copy(pairs):
 
 def joined(*projections):
     """Several linear layers as one that gives their outputs side by side."""
-    one = nn.Linear(d, 3 * d, dtype=torch.float64)
+    layer = nn.Linear(d, 3 * d, dtype=torch.float64)
     with torch.no_grad():
-        one.weight.copy_(torch.cat([item.weight for item in projections]))
-        one.bias.copy_(torch.cat([item.bias for item in projections]))
-    return one
+        layer.weight.copy_(torch.cat([item.weight for item in projections]))
+        layer.bias.copy_(torch.cat([item.bias for item in projections]))
+    return layer
 
 
 def gpt_options(**options):
@@ -192,9 +192,9 @@ def test_equals_gpt(make, name):
     ours, oracle = make(name)
     ids = tokens(B, N)
     out = oracle(ids, labels=ids)
-    found = ours(ids, labels=ids)
-    torch.testing.assert_close(found.logits, out.logits, **CLOSE)
-    torch.testing.assert_close(found.loss.float(), out.loss, atol=1e-6, rtol=1e-6)  # theirs is in float32
+    actual = ours(ids, labels=ids)
+    torch.testing.assert_close(actual.logits, out.logits, **CLOSE)
+    torch.testing.assert_close(actual.loss.float(), out.loss, atol=1e-6, rtol=1e-6)  # theirs is in float32
 
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3, "length_penalty": 0.7}])
@@ -211,26 +211,26 @@ def test_continues_as_gpt2_in_a_batch_padded_on_the_left(how):
 @pytest.mark.parametrize("name", ["dense", "lrt"])
 def test_equals_bert_as_a_decoder(name, masked):
     ours = causal(name, position="learned", residual="post", feed_forward="dense", bias=True, embedding_norm=True)
-    ids, kept = tokens(B, N), padding(B, N) | (not masked)
-    expected = bert(ours, LAYERS, cross=False)(ids, attention_mask=kept.long()).logits
-    torch.testing.assert_close(ours(ids, kept if masked else None).logits[kept], expected[kept], **CLOSE)
+    ids, mask = tokens(B, N), padding(B, N) | (not masked)
+    expected = bert(ours, LAYERS, cross=False)(ids, attention_mask=mask.long()).logits
+    torch.testing.assert_close(ours(ids, mask if masked else None).logits[mask], expected[mask], **CLOSE)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["dense", "lrt"])
 def test_equals_bert_as_a_decoder_over_an_encoder(name, masked):
     ours = pair(name)
-    source, kept = padding(B, M).flip(0) | (not masked), padding(B, N) | (not masked)
+    source, mask = padding(B, M).flip(0) | (not masked), padding(B, N) | (not masked)
     target, memory = tokens(B, N), torch.randn(B, M, d, dtype=torch.float64)
     expected = bert(ours, DECODER_LAYERS, cross=True)(
         target,
-        attention_mask=kept.long(),
+        attention_mask=mask.long(),
         encoder_hidden_states=memory,
         encoder_attention_mask=source.long(),
     ).logits
-    masks = (source, target, kept) if masked else (None, target, None)
-    found = ours(None, *masks, encoder_outputs=(memory,)).logits
-    torch.testing.assert_close(found[kept], expected[kept], **CLOSE)
+    masks = (source, target, mask) if masked else (None, target, None)
+    logits = ours(None, *masks, encoder_outputs=(memory,)).logits
+    torch.testing.assert_close(logits[mask], expected[mask], **CLOSE)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -238,12 +238,12 @@ def test_equals_bert_as_a_decoder_over_an_encoder(name, masked):
 def test_equals_bart(name, masked):
     ours, oracle = bart(name)
     ids, labels = tokens(B, M), tokens(B, N)
-    kept = padding(B, N) | (not masked)
-    labels = labels.masked_fill(~kept, -100)
-    given = {"attention_mask": padding(B, M).long(), "decoder_attention_mask": kept.long()} if masked else {}
-    found, expected = ours(ids, labels=labels, **given), oracle(ids, labels=labels, **given)
-    torch.testing.assert_close(found.logits[kept], expected.logits[kept], **CLOSE)
-    torch.testing.assert_close(found.loss, expected.loss, **CLOSE)
+    mask = padding(B, N) | (not masked)
+    labels = labels.masked_fill(~mask, -100)
+    given = {"attention_mask": padding(B, M).long(), "decoder_attention_mask": mask.long()} if masked else {}
+    actual, expected = ours(ids, labels=labels, **given), oracle(ids, labels=labels, **given)
+    torch.testing.assert_close(actual.logits[mask], expected.logits[mask], **CLOSE)
+    torch.testing.assert_close(actual.loss, expected.loss, **CLOSE)
 
 
 def test_equals_bart_in_float32():
@@ -261,7 +261,7 @@ def test_translates_as_bart(how, end):
     ours, oracle = bart("lrt", eos_token_id=end)
     ids, mask = tokens(7, M), padding(7, M).long()
     how = {"max_new_tokens": 11, "do_sample": False, "return_dict_in_generate": True, "output_scores": True} | how
-    expected, found = (model.generate(ids, attention_mask=mask, **how) for model in (oracle, ours))
-    assert torch.equal(found.sequences, expected.sequences)
-    for one, other in zip(found.scores, expected.scores, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
+    expected, actual = (model.generate(ids, attention_mask=mask, **how) for model in (oracle, ours))
+    assert torch.equal(actual.sequences, expected.sequences)
+    for scores, expected_scores in zip(actual.scores, expected.scores, strict=True):
+        torch.testing.assert_close(scores, expected_scores, **CLOSE)

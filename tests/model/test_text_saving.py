@@ -108,13 +108,13 @@ EVERY_SLOT = {
 
 @pytest.mark.parametrize("loader", [GreenformerConfig, AutoConfig])
 def test_every_slot_of_a_configuration(loader, tmp_path):
-    made = GreenformerConfig(**EVERY_SLOT)
-    made.save_pretrained(tmp_path)
+    original = GreenformerConfig(**EVERY_SLOT)
+    original.save_pretrained(tmp_path)
     loaded = loader.from_pretrained(tmp_path)
     for name, value in EVERY_SLOT.items():
-        assert getattr(loaded, name) == getattr(made, name) == value
+        assert getattr(loaded, name) == getattr(original, name) == value
     assert (loaded.is_encoder_decoder, GreenformerConfig().is_encoder_decoder) == (True, False)
-    assert GreenformerConfig(**json.loads(made.to_json_string(use_diff=False))).to_dict() == made.to_dict()
+    assert GreenformerConfig(**json.loads(original.to_json_string(use_diff=False))).to_dict() == original.to_dict()
 
 
 def test_defaults_of_the_new_slots():
@@ -129,5 +129,5 @@ def test_the_layers_a_slot_is_about():
     counted = {slot: len(c.per_layer(slot)) for slot in ("attention", "decoder_attention", "cross_attention", "rank")}
     assert counted == {"attention": 2, "decoder_attention": 3, "cross_attention": 3, "rank": 5}
     c = GreenformerConfig(**EVERY_SLOT)
-    found = [[c.rank_of(layer, name) for name in ("q", "output", "cross_q", "cross_output")] for layer in range(5)]
-    assert found == [[None] * 4, [7] * 4, [None, None, 3, None], [None, None, None, 5], [11] * 4]
+    ranks = [[c.rank_of(layer, name) for name in ("q", "output", "cross_q", "cross_output")] for layer in range(5)]
+    assert ranks == [[None] * 4, [7] * 4, [None, None, 3, None], [None, None, None, 5], [11] * 4]

@@ -30,8 +30,8 @@ def test_recomputed_activations_give_the_same_gradients(name, residual, reentran
             module.register_forward_pre_hook(lambda *_, key=key: calls.append(key))
     network.activation_checkpointing_enable({"use_reentrant": reentrant})
     network(ids, mask, labels=ids, use_cache=False).loss.backward()
-    found = {key: parameter.grad for key, parameter in network.named_parameters()}
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    grads = {key: parameter.grad for key, parameter in network.named_parameters()}
+    torch.testing.assert_close(grads, expected, atol=1e-12, rtol=1e-12)
     layers = 2 if name == "causal" else 5
     assert sorted(calls) == sorted(2 * list(set(calls)))  # forward, and forward again
     assert len(calls) == 2 * layers
@@ -63,8 +63,8 @@ def test_a_cache_in_bfloat16(name):
     source = () if name == "causal" else (ids, None)
     whole = network(*source, target).logits[:, -5:]
     assert cached.past_key_values is not None
-    found = torch.stack(cached.logits, 1)  # float32, as generate gives them
-    torch.testing.assert_close(found, whole.float(), atol=0.3, rtol=0.1)
+    logits = torch.stack(cached.logits, 1)  # float32, as generate gives them
+    torch.testing.assert_close(logits, whole.float(), atol=0.3, rtol=0.1)
 
 
 def test_a_text_may_begin_with_the_padding_token():

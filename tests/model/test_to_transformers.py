@@ -53,14 +53,14 @@ def batch(causal):
     return mask, {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def equal(one, other, skip=("pooler",)):
-    one, other = (
+def equal(first, second, skip=("pooler",)):
+    first, second = (
         {name: x for name, x in model.state_dict().items() if not any(part in name for part in skip)}
-        for model in (one, other)
+        for model in (first, second)
     )
-    assert one.keys() == other.keys()
-    for name, x in one.items():
-        assert x.equal(other[name]), name
+    assert first.keys() == second.keys()
+    for name, x in first.items():
+        assert x.equal(second[name]), name
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -46,8 +46,8 @@ def test_predictions_of_all_batches(head, tmp_path):
     options, labels = HEADS[head]
     seen = []
 
-    def metrics(found: EvalPrediction):
-        seen.append(found)
+    def metrics(prediction: EvalPrediction):
+        seen.append(prediction)
         return {}
 
     own = trainer(tmp_path, head, labels, options, eval_accumulation_steps=1)
@@ -56,8 +56,8 @@ def test_predictions_of_all_batches(head, tmp_path):
     names = list(labels)
     assert own.label_names == names
     given = seen[0].label_ids if len(names) > 1 else (seen[0].label_ids,)
-    for name, found in zip(names, given, strict=True):
-        assert torch.stack([row[name] for row in texts(labels)]).equal(torch.from_numpy(found))
+    for name, label_ids in zip(names, given, strict=True):
+        assert torch.stack([row[name] for row in texts(labels)]).equal(torch.from_numpy(label_ids))
     predictions = seen[0].predictions
     for each in predictions if isinstance(predictions, tuple) else (predictions,):
         assert each.shape[0] == 6

@@ -108,7 +108,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
 def test_gradient_checkpointing_keeps_less():
     ids = torch.randint(VOCABULARY, (B, N))
 
-    def kept(model):
+    def saved_numbers(model):
         sizes = {}
 
         def pack(x):
@@ -121,9 +121,9 @@ def test_gradient_checkpointing_keeps_less():
         return sum(sizes.values())
 
     model = classifier().train()
-    whole = kept(model)
+    whole = saved_numbers(model)
     model.activation_checkpointing_enable()
-    assert kept(model) < whole / 2
+    assert saved_numbers(model) < whole / 2
 
 
 @pytest.mark.parametrize("name", FOUR)

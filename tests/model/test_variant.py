@@ -27,17 +27,17 @@ def test_slots(variant, rank, attention, options):
 @pytest.mark.parametrize("name", names())
 def test_every_mechanism_is_a_variant_with_and_without_lrt(name):
     for variant, rank in ((name, None), (f"lrt+{name}", 7)):
-        found = slots(variant, rank=7)
-        assert found == {"rank": rank, "attention": name, "attention_options": None}
-        GreenformerConfig(**found)
+        arguments = slots(variant, rank=7)
+        assert arguments == {"rank": rank, "attention": name, "attention_options": None}
+        GreenformerConfig(**arguments)
 
 
 @pytest.mark.parametrize("name", names())
 def test_what_is_kept_goes_to_the_option_of_any_mechanism_that_has_one(name):
     option = attention_class(name).rank_option
     assert rank_option(name) == rank_option(f"lrt+{name}") == option
-    found = slots(f"lrt+{name}", rank=7, attention_size=5)
-    assert found["attention_options"] == (None if option is None else {option: 5})
+    arguments = slots(f"lrt+{name}", rank=7, attention_size=5)
+    assert arguments["attention_options"] == (None if option is None else {option: 5})
     # What is said of the mechanism itself holds.
     own = {"dropout": 0.5} if option is None else {option: 3, "dropout": 0.5}
     assert slots(name, rank=7, attention_size=5, options={name: own})["attention_options"] == own

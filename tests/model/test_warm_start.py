@@ -67,9 +67,9 @@ def batch(length=N):
 
 
 @torch.no_grad()
-def same(one, other, ids, mask=None, **given):
+def same(model, other, ids, mask=None, **given):
     """Scores and vectors of every layer agree wherever there is a token."""
-    outs = [one(ids, mask, output_hidden_states=True, **given), other(ids, mask, output_hidden_states=True, **given)]
+    outs = [model(ids, mask, output_hidden_states=True, **given), other(ids, mask, output_hidden_states=True, **given)]
     keep = slice(None) if mask is None else mask.bool()
     firsts, seconds = ([out[0], *out.hidden_states] for out in outs)
     assert len(firsts) == len(seconds) == 4

@@ -29,8 +29,8 @@ def test_computes_the_same(name):
     mask[1, :4], mask[2, 6:] = 0, 0
     places = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        expected, found = theirs(ids, attention_mask=mask, position_ids=places)[0], ours(ids, mask)[0]
-    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-5)
+        expected, out = theirs(ids, attention_mask=mask, position_ids=places)[0], ours(ids, mask)[0]
+    torch.testing.assert_close(out[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-5)
     if theirs.base_model is not theirs:
         options = {"max_new_tokens": 7, "do_sample": False, "attention_mask": mask[:2]}
         assert torch.equal(ours.generate(ids[:2], **options), theirs.generate(ids[:2], **options))

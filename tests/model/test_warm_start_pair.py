@@ -29,8 +29,8 @@ def test_the_encoder_computes_the_same(cls):
     assert not pair.training
     with torch.no_grad():
         expected = model.base_model(ids, mask.long()).last_hidden_state
-        found = pair.encoder(ids, mask).last_hidden_state
-    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-5)
+        hidden = pair.encoder(ids, mask).last_hidden_state
+    torch.testing.assert_close(hidden[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("layers", "sources"), [(None, [0, 1, 2, 3]), (2, [0, 2]), (3, [0, 1, 2]), (1, [0])])
@@ -67,8 +67,8 @@ def test_a_decoder_that_attends_no_source_is_the_encoder_made_causal():
     with torch.no_grad():
         states = model(target, causal.expand(B, 1, N, N)).last_hidden_state
         expected = states @ model.embeddings.word_embeddings.weight.mT
-        found = pair(torch.randint(4, 37, (B, M)), decoder_input_ids=target).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        logits = pair(torch.randint(4, 37, (B, M)), decoder_input_ids=target).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,12 @@ def test_tests_and_lint_have_every_extra() -> None:
 def test_every_dependency_is_justified() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text().split("## Dependencies")[1]
     core, extras = text.split("| extra |")
-    asked = {re.split(r"[<>=]", one)[0] for one in PROJECT["dependencies"]}
+    asked = {re.split(r"[<>=]", requirement)[0] for requirement in PROJECT["dependencies"]}
     assert {name for row in re.findall(r"^\| (\w[^|`]*) \|", core, re.M)[1:] for name in row.split(", ")} == asked
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", extras, re.M))
     assert {*rows} == {*EXTRAS}
     for name in {*EXTRAS} - {"dev"}:
-        assert rows[name].split(", ") == [re.split(r"[<>=]", one)[0] for one in EXTRAS[name]], name
+        assert rows[name].split(", ") == [re.split(r"[<>=]", requirement)[0] for requirement in EXTRAS[name]], name
 
 
 def test_no_text_asks_an_index_for_a_package_of_our_name() -> None:

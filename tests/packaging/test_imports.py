@@ -149,8 +149,8 @@ def test_no_files_import_in_a_circle() -> None:
 def test_an_import_that_runs_back_is_found(source: str, home: str) -> None:
     names = ["", ".train.fit", ".report.page", ".cli", "._terminal", ".attention"]
     files = {f"greenformers{name}": "" for name in names} | {f"greenformers.{home}": source}
-    (found,) = backward(graph(files))
-    assert found[0] == f"greenformers.{home}"
+    (edge,) = backward(graph(files))
+    assert edge[0] == f"greenformers.{home}"
 
 
 def test_an_import_of_a_lower_room_is_allowed() -> None:
@@ -193,5 +193,7 @@ def test_siblings_import_no_sibling() -> None:
 @pytest.mark.parametrize("folder", ["attention", "lowrank"])
 def test_mechanisms_need_only_torch_and_jaxtyping(folder: str) -> None:
     allowed = {"torch", "jaxtyping", "greenformers"} | sys.stdlib_module_names
-    for path in (PACKAGE / folder).glob("*.py"):
+    files = sorted((PACKAGE / folder).glob("*.py"))
+    assert files
+    for path in files:
         assert {name.split(".")[0] for name in modules(path.read_text())} <= allowed, path.name

@@ -18,7 +18,7 @@ QUOTED = re.compile(rf"""["']({"|".join(NAMES)})["']""")
 
 def compared(source: str) -> set[str]:
     """Names that a file compares a value with, or looks a value up among: == != in, `match` and `case`."""
-    found = set()
+    names = set()
     # Most files have no such name, and take long to parse.
     for node in ast.walk(ast.parse(source if QUOTED.search(source) else "")):
         sides: list[ast.AST] = []
@@ -30,19 +30,19 @@ def compared(source: str) -> set[str]:
             parts = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
             if isinstance(side, ast.Dict):
                 parts = [key for key in side.keys if key is not None]
-            found |= {part.value for part in parts if isinstance(part, ast.Constant) and part.value in NAMES}
-    return found
+            names |= {part.value for part in parts if isinstance(part, ast.Constant) and part.value in NAMES}
+    return names
 
 
 @pytest.mark.parametrize("folder", ["model", "measure", "train", "genome", "advise", "report", "speech", "blocks"])
 def test_no_mechanism_is_asked_for_by_name(folder: str) -> None:
     files = sorted((PACKAGE / folder).glob("*.py"))
     assert files
-    assert {path.name: found for path in files if (found := compared(path.read_text()))} == {}
+    assert {path.name: names for path in files if (names := compared(path.read_text()))} == {}
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "expected"),
     [
         ('if attention == "linformer": pass', {"linformer"}),
         ('x = variant.split("+")[-1] != "linformer"', {"linformer"}),
@@ -54,5 +54,5 @@ def test_no_mechanism_is_asked_for_by_name(folder: str) -> None:
         ('x = {"linformer": {"k": 3}}', set()),
     ],
 )
-def test_the_test_finds_them(source: str, found: set[str]) -> None:
-    assert compared(source) == found
+def test_the_test_finds_them(source: str, expected: set[str]) -> None:
+    assert compared(source) == expected

@@ -107,8 +107,8 @@ def test_the_padding_of_a_convolution(padding: str | tuple[int, int], expected: 
 
 def test_allocations_on_the_cpu_with_those_within_operators(capfd: pytest.CaptureFixture[str]) -> None:
     del capfd  # the profiler writes to stderr
-    kept = []
-    sizes = wall.cpu_allocations(lambda: kept.append(torch.zeros(1024).exp()))
+    tensors = []
+    sizes = wall.cpu_allocations(lambda: tensors.append(torch.zeros(1024).exp()))
     assert sum(sizes) == 4096
     assert sizes.count(4096) == 2
 
@@ -241,9 +241,9 @@ def test_experts_by_their_form(kind: str) -> None:
         return rows @ (W if form.transposed else W.mT) + (0 if b is None else b[1])
 
     rows = models.gated(experts, times(x, form.up, form.up_bias))
-    found = models.normed(experts, times(rows, form.down, form.down_bias))
+    output = models.normed(experts, times(rows, form.down, form.down_bias))
     only = torch.ones(4, 1)
-    torch.testing.assert_close(found, experts(x, only.long(), only), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output, experts(x, only.long(), only), atol=1e-5, rtol=1e-5)
     bare = wall.without_parameters(experts)
     assert not list(bare.parameters(recurse=False))
     assert len(list(experts.parameters(recurse=False))) >= 2

@@ -193,8 +193,8 @@ def own_model() -> PreTrainedModel:
 def experts() -> nn.Module:
     """Experts that can be computed in several ways."""
     config = transformers.MixtralConfig(hidden_size=4, intermediate_size=3, num_local_experts=2)
-    made: nn.Module = importlib.import_module("transformers.models.mixtral.modeling_mixtral").MixtralExperts(config)
-    return made
+    module: nn.Module = importlib.import_module("transformers.models.mixtral.modeling_mixtral").MixtralExperts(config)
+    return module
 
 
 def quantized_config() -> PreTrainedConfig:
@@ -209,9 +209,9 @@ def quantized_config() -> PreTrainedConfig:
 
 def sharded_model() -> Any:
     """A thing that carries the mark by which transformers knows a sharded model, if it still goes by that mark."""
-    known = importlib.import_module("transformers.distributed.fsdp").is_fsdp_managed_module
+    is_managed = importlib.import_module("transformers.distributed.fsdp").is_fsdp_managed_module
     marked = SimpleNamespace(_is_fsdp_managed_module=True)
-    return marked if known(marked) and not known(SimpleNamespace()) else SimpleNamespace()
+    return marked if is_managed(marked) and not is_managed(SimpleNamespace()) else SimpleNamespace()
 
 
 def loaded_tensor() -> Any:
@@ -354,7 +354,7 @@ class Found:
     """Each class with its bases and with what it defines."""
 
 
-def found(source: str) -> Found:
+def contents_of(source: str) -> Found:
     file = Found([], [], set(), [])
     for top, nodes in parts(ast.parse(source)):
         kind = top.name if isinstance(top, ast.ClassDef) else ""
@@ -369,7 +369,7 @@ def found(source: str) -> Found:
 
 @cache
 def found_in(path: Path) -> Found:
-    return found(path.read_text())
+    return contents_of(path.read_text())
 
 
 def parts(tree: ast.Module) -> Iterator[tuple[ast.AST, list[ast.AST]]]:
@@ -482,8 +482,8 @@ def uses(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.keyword) and private(node.arg or ""):
             yield node.value.lineno, str(node.arg)
         for module in modules:
-            known = any(f"{module}.".startswith(f"{name}.") for name in INTERNAL)
-            if module.split(".")[0] in LIBRARIES and (known or any(map(private, module.split(".")))):
+            internal = any(f"{module}.".startswith(f"{name}.") for name in INTERNAL)
+            if module.split(".")[0] in LIBRARIES and (internal or any(map(private, module.split(".")))):
                 yield getattr(node, "lineno", 0), module
 
 
@@ -566,7 +566,7 @@ def test_every_name_behind_a_wall_has_a_canary() -> None:
     ],
 )
 def test_a_reach_over_a_wall_is_found(code: str) -> None:
-    assert len(reaches(found(code))) == 1
+    assert len(reaches(contents_of(code))) == 1
 
 
 @pytest.mark.parametrize(
@@ -585,4 +585,4 @@ def test_a_reach_over_a_wall_is_found(code: str) -> None:
     ],
 )
 def test_what_is_ours_or_public_is_let_through(code: str) -> None:
-    assert reaches(found(code)) == []
+    assert reaches(contents_of(code)) == []

@@ -26,7 +26,7 @@ def seed():
     torch.manual_seed(0)
 
 
-def made(name, *, causal, **options):
+def position(name, *, causal, **options):
     place = Place(width=H * D, heads=H, head_dim=D, max_len=LENGTH, causal=causal)
     return build(name, place, **OPTIONS.get(name, {}) | options).double()
 
@@ -78,7 +78,7 @@ def test_equals_its_formula_with_gradients(name, tiled, causal, monkeypatch):
     if tiled:  # of few queries too
         monkeypatch.setattr("greenformers.attention.full.FEW", 0)
         monkeypatch.setattr(_relative_tiles, "ON_CPU", _relative_tiles.Sizes(queries=4, keys=8, heads=2))
-    kind, full = made(name, causal=causal), attention("full", Shape(H, D, LENGTH, causal=causal))
+    kind, full = position(name, causal=causal), attention("full", Shape(H, D, LENGTH, causal=causal))
     for N, M in [(13, 13), (5, 13), (1, 11), (1, 1)]:
         q, k, v = (x.requires_grad_() for x in drawn(N, M))
         mask = torch.rand(2, M) > 0.3
@@ -87,14 +87,14 @@ def test_equals_its_formula_with_gradients(name, tiled, causal, monkeypatch):
                 kind.turn(x, kind.rotation(at[None], x.dtype))
                 for x, at in ((q, torch.arange(M - N, M)), (k, torch.arange(M)))
             ]
-            found = full(*turned, v, mask)
+            output = full(*turned, v, mask)
         else:
-            found = full(q, k, v, mask, relative=kind)
+            output = full(q, k, v, mask, relative=kind)
         expected = by_formula(kind, name, q, k, v, mask, causal=causal)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
         leaves = [q, k, v, *kind.parameters()]
-        g = torch.randn_like(found)
-        some = torch.autograd.grad(found, leaves, g, materialize_grads=True)
+        g = torch.randn_like(output)
+        some = torch.autograd.grad(output, leaves, g, materialize_grads=True)
         torch.testing.assert_close(
             some, torch.autograd.grad(expected, leaves, g, materialize_grads=True), rtol=1e-8, atol=1e-9
         )
@@ -109,7 +109,7 @@ def test_slopes_are_the_published_ones():
     "options", [{}, {"share": 0.5}, {"interleaved": True}, {"factor": 4.0}, {"factor": 2.0, "scaling": "base"}]
 )
 def test_rotated_products_go_by_distance(options):
-    kind, (q, k, _) = made("rotary", causal=False, **options), drawn(11, 11)
+    kind, (q, k, _) = position("rotary", causal=False, **options), drawn(11, 11)
     at = torch.arange(11)[None]
     products = [
         kind.turn(q, kind.rotation(at + moved, q.dtype)) @ kind.turn(k, kind.rotation(at + moved, q.dtype)).mT
@@ -121,26 +121,26 @@ def test_rotated_products_go_by_distance(options):
 
 def test_options_of_rotary_positions():
     x, at = drawn(5, 5)[0], torch.arange(5)[None]
-    plain = made("rotary", causal=False)
+    plain = position("rotary", causal=False)
     neighbours = torch.stack([x[..., : D // 2], x[..., D // 2 :]], -1).flatten(-2)  # column c beside column c + D / 2
-    turned = made("rotary", causal=False, interleaved=True).turn(neighbours, plain_rotation(at, interleaved=True))
+    turned = position("rotary", causal=False, interleaved=True).turn(neighbours, plain_rotation(at, interleaved=True))
     expected = plain.turn(x, plain.rotation(at, x.dtype))
     torch.testing.assert_close(torch.cat([turned[..., ::2], turned[..., 1::2]], -1), expected)
-    half = made("rotary", causal=False, share=0.5)
-    found = half.turn(x, half.rotation(at, x.dtype))
-    assert torch.equal(found[..., D // 2 :], x[..., D // 2 :])
-    torch.testing.assert_close(found[..., : D // 2], rotary.reference(x[..., : D // 2], at[0], 10000.0))
-    slower = made("rotary", causal=False, factor=4.0)
+    half = position("rotary", causal=False, share=0.5)
+    rotated = half.turn(x, half.rotation(at, x.dtype))
+    assert torch.equal(rotated[..., D // 2 :], x[..., D // 2 :])
+    torch.testing.assert_close(rotated[..., : D // 2], rotary.reference(x[..., : D // 2], at[0], 10000.0))
+    slower = position("rotary", causal=False, factor=4.0)
     torch.testing.assert_close(slower.rotation(4 * at, x.dtype), plain.rotation(at, x.dtype))
-    wider = made("rotary", causal=False, factor=3.0, scaling="base")
+    wider = position("rotary", causal=False, factor=3.0, scaling="base")
     torch.testing.assert_close(
         wider.rotation(at, x.dtype),
-        made("rotary", causal=False, base=10000.0 * 3 ** (D / (D - 2))).rotation(at, x.dtype),
+        position("rotary", causal=False, base=10000.0 * 3 ** (D / (D - 2))).rotation(at, x.dtype),
     )
 
 
 def plain_rotation(at, **options):
-    return made("rotary", causal=False, **options).rotation(at, torch.float64)
+    return position("rotary", causal=False, **options).rotation(at, torch.float64)
 
 
 def sizes(name, **more):
@@ -256,7 +256,7 @@ def test_what_none_stands_for():
 )
 def test_options_out_of_range(name, options, message):
     with pytest.raises(ValueError, match=message):
-        made(name, causal=False, **options)
+        position(name, causal=False, **options)
     with pytest.raises(ValueError, match=r"position must be one of alibi, .*got 'spiral'"):
         build("spiral", Place(4, 2, 2, 5))
     with pytest.raises(ValueError, match="heads must be at least 1, got 0"):
@@ -299,7 +299,7 @@ def test_positions_do_not_depend_on_the_default_type():
     expected = numbers()
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = numbers()
+        actual = numbers()
     finally:
         torch.set_default_dtype(torch.float32)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)

@@ -18,9 +18,9 @@ ALL: Recipe = (*WINDOW, *HALF, *INT8)
 SETTING, LONG = Setting(16, 2), "--length 16 --lengths 16"
 
 
-def row(recipe: Recipe, speed: float, kept: float, **more: Any) -> Measured:
-    times = {"milliseconds": 100 / speed, "mib": 50.0, "smaller": 2.0, "quality": 80 * kept, "co2": 0.3}
-    return Measured(recipe, speed=speed, quality_share=kept, **{**times, **more})
+def row(recipe: Recipe, speed: float, share: float, **more: Any) -> Measured:
+    times = {"milliseconds": 100 / speed, "mib": 50.0, "smaller": 2.0, "quality": 80 * share, "co2": 0.3}
+    return Measured(recipe, speed=speed, quality_share=share, **{**times, **more})
 
 
 def advice_of(*rows: Measured, metric: str = "spearman") -> Advice:

@@ -21,9 +21,9 @@ from greenformers.report.track import track
     ],
 )
 def test_places_are_spread_no_more_than_need_be(places: list[float], expected: list[float]) -> None:
-    found = spread(places, 0.1)
-    assert sorted(found) == pytest.approx(sorted(expected))
-    assert [found[index] for index in sorted(range(len(places)), key=places.__getitem__)] == sorted(found)
+    positions = spread(places, 0.1)
+    assert sorted(positions) == pytest.approx(sorted(expected))
+    assert [positions[index] for index in sorted(range(len(places)), key=places.__getitem__)] == sorted(positions)
 
 
 def boxes(figure) -> list:

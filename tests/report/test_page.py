@@ -21,28 +21,28 @@ class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[tuple[str, dict[str, str], list[str]]] = []
-        self.found: list[tuple[str, dict[str, str], str]] = []
+        self.elements: list[tuple[str, dict[str, str], str]] = []
         self.feed(text)
         self.close()
         assert not self.open
 
     def handle_starttag(self, tag, attributes):
         if tag in VOID:
-            self.found.append((tag, dict(attributes), ""))
+            self.elements.append((tag, dict(attributes), ""))
         else:
             self.open.append((tag, dict(attributes), []))
 
     def handle_endtag(self, tag):
         name, attributes, text = self.open.pop()
         assert name == tag
-        self.found.append((name, attributes, "".join(text)))
+        self.elements.append((name, attributes, "".join(text)))
 
     def handle_data(self, data):
         for _, _, text in self.open:
             text.append(data)
 
     def all(self, tag):
-        return [(attributes, text) for name, attributes, text in self.found if name == tag]
+        return [(attributes, text) for name, attributes, text in self.elements if name == tag]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_page_needs_nothing_else(folder, parsed):
     assert "@import" not in text
     assert not parsed.all("script")
     assert not parsed.all("link")
-    for _, attributes, _ in parsed.found:
+    for _, attributes, _ in parsed.elements:
         assert "href" not in attributes
         assert attributes.get("src", "data:").startswith("data:")
 
@@ -127,8 +127,8 @@ def test_how_it_was_measured_is_said(parsed):
 def test_runs_are_told_apart_by_all_but_time(few, tmp_path):
     few[1] = replace(few[1], context={**CONTEXT, "time": "2026-05-10T12:00:00+00:00"})
     few[2] = replace(few[2], context={**CONTEXT, "seed": 2})
-    found = Page(page.write(few, tmp_path).read_text())
-    facts = [(name, text) for (_, name), (_, text) in zip(found.all("dt"), found.all("dd"), strict=True)]
+    document = Page(page.write(few, tmp_path).read_text())
+    facts = [(name, text) for (_, name), (_, text) in zip(document.all("dt"), document.all("dd"), strict=True)]
     assert [text for name, text in facts if name == "Seed"] == ["1", "2"]
     assert [text for name, text in facts if name == "Time"] == [
         "2026-05-09T12:00:00+00:00 to 2026-05-10T12:00:00+00:00",
@@ -207,14 +207,14 @@ def test_everything_is_escaped(few, tmp_path):
     text = path.read_text()
     assert "<script" not in text
     assert "<b>" not in text
-    found = Page(text)
-    assert '<b>"&' in [text for _, text in found.all("th")]
-    assert any('<b>"& 1.1x' in attributes["alt"] for attributes, _ in found.all("img"))
+    document = Page(text)
+    assert '<b>"&' in [text for _, text in document.all("th")]
+    assert any('<b>"& 1.1x' in attributes["alt"] for attributes, _ in document.all("img"))
 
 
 def test_the_same_records_give_the_same_bytes(few, tmp_path):
-    one, other = (page.write(iter(few), tmp_path / name) for name in ("one", "other/below"))
-    assert one.read_bytes() == other.read_bytes()
+    first, second = (page.write(iter(few), tmp_path / name) for name in ("one", "other/below"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_records_without_table_or_pictures_still_make_a_page(tmp_path):

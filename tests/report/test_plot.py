@@ -71,16 +71,21 @@ def test_no_text_leaves_the_figure(drawn):
 
 def test_no_text_hides_another(drawn):
     for picture in drawn:
-        for (one, box), (other, another) in itertools.combinations(seen(picture.figure), 2):
-            assert not box.padded(-1).overlaps(another), (picture.name, one.get_text(), other.get_text())
+        for (text, box), (other, another) in itertools.combinations(seen(picture.figure), 2):
+            assert not box.padded(-1).overlaps(another), (picture.name, text.get_text(), other.get_text())
 
 
 def test_notes_stay_inside_their_axes(drawn):
-    for picture in drawn:
-        for text, box in seen(picture.figure):
-            if isinstance(text, Annotation):
-                frame = text.axes.bbox
-                assert frame.x0 <= box.x0 <= box.x1 <= frame.x1 + 1, (picture.name, text.get_text())
+    notes = [
+        (picture.name, text, box)
+        for picture in drawn
+        for text, box in seen(picture.figure)
+        if isinstance(text, Annotation)
+    ]
+    assert notes
+    for name, text, box in notes:
+        frame = text.axes.bbox
+        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1 + 1, (name, text.get_text())
 
 
 def test_every_axis_says_its_unit(drawn):
@@ -136,14 +141,14 @@ def test_colours_are_far_apart():
         lightness = 0.2126 * red + 0.7152 * green + 0.0722 * blue
         return lightness, blue - lightness
 
-    for one, other in itertools.combinations(plot.COLOURS, 2):
-        assert math.dist(seen_by_all(one), seen_by_all(other)) > 0.1, (one, other)
+    for first, second in itertools.combinations(plot.COLOURS, 2):
+        assert math.dist(seen_by_all(first), seen_by_all(second)) > 0.1, (first, second)
 
 
 def test_a_variant_looks_alike_in_all_pictures():
-    found = sections(sample())
-    dress = plot.looks(variants(found))
-    lines = {line.get_label(): line.get_color() for line in plot.curves(found[0], dress).axes[0].lines}
+    parts = sections(sample())
+    dress = plot.looks(variants(parts))
+    lines = {line.get_label(): line.get_color() for line in plot.curves(parts[0], dress).axes[0].lines}
     assert lines == {name: dress[name].colour for name in lines}
     assert len(lines) == 4
 
@@ -161,10 +166,10 @@ def test_the_same_records_give_the_same_bytes(pictures, tmp_path):
 
 
 def test_names_of_files_are_plain_and_differ():
-    one, other = ({"at": "../../x/Ü", "rank": rank} for rank in (4, "4"))
+    first, second = ({"at": "../../x/Ü", "rank": rank} for rank in (4, "4"))
     records = [
         figure(variant, setting, "latency", value)
-        for setting in (one, other)
+        for setting in (first, second)
         for variant, value in (("full", 2.0), ("lrt", 1.0))
     ]
     names = [picture.name for picture in plot.pictures(with_ratios(records, "full"))]

@@ -32,7 +32,7 @@ def records(
     variants: tuple[str, ...] = tuple(SHARE),
     lengths: tuple[int, ...] = LENGTHS,
 ) -> list[Record]:
-    found = []
+    rows = []
     for length in lengths:
         for metric in metrics:
             for variant in variants:
@@ -40,8 +40,8 @@ def records(
                     own = value(variant, length, rank, metric)
                     setting = {"length": length, "batch": 4096 // length, "rank": rank, "hidden": 768, "device": "cpu"}
                     ratio = value("transformer", length, None, metric) / own
-                    found.append(Record("bench", variant, setting, metric, own, METRICS[metric].unit, ratio=ratio))
-    return found
+                    rows.append(Record("bench", variant, setting, metric, own, METRICS[metric].unit, ratio=ratio))
+    return rows
 
 
 def names(of: list[Record], references: Path | None = None) -> list[str]:
@@ -71,8 +71,8 @@ def heats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
 
 def of(heats: dict[str, dict[str, Heat]], word: str) -> dict[str, Heat]:
     """The one figure with a word in its title."""
-    (found,) = [panels for title, panels in heats.items() if word in title]
-    return found
+    (figure_panels,) = [panels for title, panels in heats.items() if word in title]
+    return figure_panels
 
 
 def csv(folder: Path, name: str, text: str) -> None:
@@ -115,10 +115,10 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     some = [*records(), Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]
     for name in ("one", "two"):
         assert study.write(some, tmp_path / name, tmp_path / "published") == tmp_path / name / "index.html"
-    one, two = ({file.name: file.read_bytes() for file in (tmp_path / n).iterdir()} for n in ("one", "two"))
-    assert one == two
-    assert set(one) == {"index.html", *(f"{name}.png" for name in EVERY)}
-    assert all(data.startswith(b"\x89PNG") for name, data in one.items() if name.endswith("png"))
+    first, second = ({file.name: file.read_bytes() for file in (tmp_path / n).iterdir()} for n in ("one", "two"))
+    assert first == second
+    assert set(first) == {"index.html", *(f"{name}.png" for name in EVERY)}
+    assert all(data.startswith(b"\x89PNG") for name, data in first.items() if name.endswith("png"))
 
 
 @pytest.mark.parametrize("some", [[], [Record("compare", "lrt", {"length": 9}, "latency", 1.0, "ms")]])
@@ -142,7 +142,7 @@ def test_speed_and_memory_are_times_better(heats: dict[str, dict[str, Heat]]) ->
 def test_below_zero_lrt_needs_less(heats: dict[str, dict[str, Heat]]) -> None:
     study.pictures(records())
     panels = of(heats, "ln (LRT")
-    assert set(panels) == {f"{mode} {what}" for mode in NAMES for what in ("time", "memory")}
+    assert set(panels) == {f"{mode} {measure}" for mode in NAMES for measure in ("time", "memory")}
     for panel in panels.values():  # LRT needs twice as much
         assert list(panel.values.values()) == pytest.approx([log(2)] * 4)
     heats.clear()
@@ -285,9 +285,9 @@ def test_each_bar_says_its_figure_and_its_rank() -> None:
 def test_a_length_at_which_all_lines_rise_is_named() -> None:
     some = records(("latency",), lengths=(64, 128, 256))
     loaded = [replace(r, value=r.value * (5 if r.setting["length"] == 128 else 1)) for r in some]
-    one = [replace(r, value=r.value * 5) if (r.setting["length"], r.variant) == (128, "lrt") else r for r in some]
-    for found, expected in ((some, False), (loaded, True), (one, False)):
-        (time,) = (picture for picture in study.pictures(found) if picture.name == "time")
+    outlier = [replace(r, value=r.value * 5) if (r.setting["length"], r.variant) == (128, "lrt") else r for r in some]
+    for entries, expected in ((some, False), (loaded, True), (outlier, False)):
+        (time,) = (picture for picture in study.pictures(entries) if picture.name == "time")
         titles = [axes.get_title("left") for axes in time.figure.axes]
         assert ["N 128: all lines rise, as under other load" in title for title in titles] == [expected] * 2
 

@@ -158,13 +158,13 @@ def test_a_row_is_shown_in_the_unit_in_which_it_reads_well(values, unit, expecte
 
 
 def test_sections_are_named_by_what_tells_them_apart():
-    found = table.sections(sample())
-    assert [(section.name, section.title, section.detail) for section in found] == [
+    sections = table.sections(sample())
+    assert [(section.name, section.title, section.detail) for section in sections] == [
         ("Demo", "Demo", "data digits, length 65, hidden 64, layers 2, batch 64"),
         ("Layer", "Layer, length 128, batch 32", "hidden 768, layers 1"),
         ("Layer", "Layer, length 4096, batch 1", "hidden 768, layers 1"),
     ]
-    assert {section.baseline for section in found} == {"transformer"}
+    assert {section.baseline for section in sections} == {"transformer"}
 
 
 def test_other_benchmarks_need_no_place():

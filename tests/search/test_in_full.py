@@ -25,7 +25,7 @@ SPACE = Space(((Layers(2), Layers(1)),), lambda _: True)
 class KnownLab:
     """Two recipes, of which the faster one loses a tenth of it when healed."""
 
-    def trial(self, genes: tuple[int, ...], steps: int, made: Any, turn: Any) -> Trial:
+    def trial(self, genes: tuple[int, ...], steps: int, make: Any, turn: Any) -> Trial:
         return Trial(genes, steps, 1.0 + genes[0], 0.2 * genes[0] / (1 + 9 * bool(steps)), smaller=1.0)
 
     def know(self, trial: Trial) -> None:
@@ -55,16 +55,16 @@ def begun(folder: Path, clock: Callable[[], float] = lambda: 0.0) -> InFull:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The places that recipes are made at, and whether they are healed there; what is healed keeps its steps."""
-    made: list[tuple[str, bool]] = []
+    places: list[tuple[str, bool]] = []
 
     def run(_model: str, _recipe: Any, place: Path, *_: Any, keeps: bool, **_options: Any) -> Any:
-        made.append((place.name, keeps))
+        places.append((place.name, keeps))
         if keeps:
             steps_of(place).mkdir(parents=True)
         return "report", [], []
 
     monkeypatch.setattr(in_full, "run", run)
-    return made
+    return places
 
 
 def test_what_was_healed_before_a_stop_is_not_healed_again(
@@ -79,8 +79,8 @@ def test_what_was_healed_before_a_stop_is_not_healed_again(
     again.heal()
     assert runs == [("made-2-400", True)]
     assert again.search.trials.of((2,), 400) is not None
-    made = again.best()
-    assert (made.best.genes, made.best.steps, made.report) == ((2,), 400, "report")
+    result = again.best()
+    assert (result.best.genes, result.best.steps, result.report) == ((2,), 400, "report")
     assert runs[1:] == [("result", False)], "it is judged and measured once, in the end"
 
 
@@ -166,17 +166,17 @@ def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Rounded(KnownLab):
-        def trial(self, genes: tuple[int, ...], steps: int, made: Any, turn: Any) -> Trial:
-            return replace(super().trial(genes, steps, made, turn), speed=1.0 + genes[0] + 2 * genes[1])
+        def trial(self, genes: tuple[int, ...], steps: int, places: Any, turn: Any) -> Trial:
+            return replace(super().trial(genes, steps, places, turn), speed=1.0 + genes[0] + 2 * genes[1])
 
     class Healed(OneByOne):
         def in_full(self, number: int = 0) -> tuple[tuple[int, ...], int]:
             return (2, 0), 400
 
-    made: list[tuple[str, str | None]] = []
+    places: list[tuple[str, str | None]] = []
 
     def run(_model: str, _recipe: Any, place: Path, *_: Any, begun: Path | None, **_options: Any) -> Any:
-        made.append((place.name, begun and begun.name))
+        places.append((place.name, begun and begun.name))
         steps_of(place).mkdir(parents=True)
         return "report", [], []
 
@@ -189,7 +189,7 @@ def test_what_was_healed_in_full_is_rounded_in_addition_and_not_healed_again(
     search._try([(0, 1), (2, 0)], 0, lambda: False)
     work = InFull(search, "MODEL", Job(), {}, 0, tmp_path, {}, lambda *_: None)
     work.heal()
-    assert made == [("made-2-0-400", None), ("made-2-1-400", "made-2-0-400")]
+    assert places == [("made-2-0-400", None), ("made-2-1-400", "made-2-0-400")]
     best = search.best()
     assert (best.genes, best.steps) == ((2, 1), 400)
 

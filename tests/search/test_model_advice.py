@@ -230,7 +230,7 @@ def test_an_encoder_and_pairs(home: Path) -> None:
     model, steps = strong("bert", "BertModel"), set()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     texts = read_texts(home / "pairs.tsv")[0]
-    advice = advised(model, texts, limit=15, progress=lambda what, share: steps.add((what, share)))
+    advice = advised(model, texts, limit=15, progress=lambda stage, share: steps.add((stage, share)))
     rows = check(advice, "spearman", {"int8", "layers", "low_rank", "prune"})
     assert rows["as it is"].mib > rows["int8"].mib
     for row in advice.rows:
@@ -241,7 +241,7 @@ def test_an_encoder_and_pairs(home: Path) -> None:
         {"length": advice.setting.length, "batch": 2}
     ] * len(rows)
     assert {("judging", 1.0), ("measuring", 1.0)} <= steps
-    assert "trying" in {what for what, _ in steps}
+    assert "trying" in {stage for stage, _ in steps}
     assert structure(model).empty
     assert [name for name, tensor in model.state_dict().items() if not tensor.equal(before.pop(name))] == []
     assert before == {}
@@ -286,16 +286,16 @@ def test_rows_are_worked_out_of_records(monkeypatch: Patch) -> None:
     def fake(models: dict[str, Any], texts: Texts, _: Any, **given: Any) -> list[Record]:
         asked.update(given, models=models, texts=texts)
         all_ = [(name, metric, factor * times[name]) for name in models for metric, factor in values.items()]
-        found = [Record("advice", name, {}, metric, value, METRICS[metric].unit) for name, metric, value in all_]
-        return with_ratios(found, to="as it is")
+        records = [Record("advice", name, {}, metric, value, METRICS[metric].unit) for name, metric, value in all_]
+        return with_ratios(records, to="as it is")
 
     monkeypatch.setattr("greenformers.search.advice.compared", fake)
     monkeypatch.setattr("greenformers.search.advice.grid_intensity", {"FRA": 60.0}.__getitem__)
     for kind in (Attention, Layers, LowRank, Prune):
         monkeypatch.setattr(kind, "searched", classmethod(lambda *_, **__: []))
     advice = advised(strong("bert", "BertModel"), length=9, batch=5, limit=12, country="FRA")
-    wanted = {"lengths": [9], "batch": 5, "country": "FRA", "benchmark": "advice"}
-    assert {name: asked[name] for name in wanted} == wanted
+    expected = {"lengths": [9], "batch": 5, "country": "FRA", "benchmark": "advice"}
+    assert {name: asked[name] for name in expected} == expected
     assert asked["texts"] == halves(PLAIN, 12)[1]
     assert [name for name, model in asked["models"].items() if int8_of(model)] == ["int8"]
     # 0.5 mWh a millisecond, 5 texts: 0.4 kWh a million texts, of 60 g each.
@@ -364,9 +364,9 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     assert shown_.rstrip().endswith("--lose 3% --out small")
     assert listing(home) == before
     assert list(listing(tmp_path)) == ["results.jsonl"]
-    found = read("results.jsonl")
-    assert {record.benchmark for record in found} == {"advice"}
-    assert found[0].context["command"].startswith("greenformers recommend --model BertModel --texts pairs.tsv")
+    records = read("results.jsonl")
+    assert {record.benchmark for record in records} == {"advice"}
+    assert records[0].context["command"].startswith("greenformers recommend --model BertModel --texts pairs.tsv")
 
     bounds: list[Bound] = []
     monkeypatch.setattr(Advice, "chosen", lambda self, bound: bounds.append(bound) or self.rows[0])
@@ -374,7 +374,7 @@ def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, c
     assert bounds == [Bound(faster=1.2)]
     assert capsys.readouterr().out.rstrip().endswith("--faster 1.2x --out small")
     assert {record.setting["length"] for record in read("results.jsonl") if record.metric == "latency"} == {9, 11}
-    assert len(read("results.jsonl")) > len(found)  # added
+    assert len(read("results.jsonl")) > len(records)  # added
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,9 @@ def hurdles(folder, bound, seed=0, told=lambda _: None, seconds=120.0, others=No
     clock = itertools.count()
     trials = Trials(folder / "trials.jsonl", 0 if others is None else others.rank)
     tries = Tries(trials, told, clock=lambda: float(next(clock)), others=others)
-    made = Hurdles(KNOWN, KnownLab(bound.faster or 1.0), NetworkPlan(bound, RUNGS, seconds, seed), tries)
-    made.begin()
-    return made
+    search = Hurdles(KNOWN, KnownLab(bound.faster or 1.0), NetworkPlan(bound, RUNGS, seconds, seed), tries)
+    search.begin()
+    return search
 
 
 def test_what_diverged_is_no_parent(tmp_path):
@@ -260,10 +260,10 @@ def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path, monk
     bound = Bound(faster=1.5)
     whole = hurdles(tmp_path / "whole", bound)
     strategy(whole)
-    made, trial = [], KnownLab.trial
+    calls, trial = [], KnownLab.trial
 
     def counted(lab, genes, steps, *given, **options):
-        made.append((genes, steps))
+        calls.append((genes, steps))
         return trial(lab, genes, steps, *given, **options)
 
     monkeypatch.setattr(KnownLab, "trial", counted)
@@ -280,7 +280,7 @@ def test_one_that_was_stopped_ends_with_the_same_trials(strategy, tmp_path, monk
         except Stopped:
             continue
     assert list(map(str, again.tries.trials.seen)) == list(map(str, whole.tries.trials.seen))
-    assert len(made) == len(whole.tries.trials.seen), "what is known is not made again"
+    assert len(calls) == len(whole.tries.trials.seen), "what is known is not made again"
 
 
 @pytest.mark.parametrize("strategy", [by_evolution, by_chance])
@@ -290,12 +290,12 @@ def test_processes_try_networks_together(strategy, tmp_path):
         strategy(search)
         return list(map(str, search.tries.trials.seen))
 
-    one, two = each(work, 2)
-    assert one == two
+    first, second = each(work, 2)
+    assert first == second
     alone = hurdles(tmp_path / "alone", Bound(faster=1.5))
     strategy(alone)
-    assert len(one) > 1.5 * len(alone.tries.trials.seen)
-    assert each(work, 2) == [one, one], "what is on disk is not made again"
+    assert len(first) > 1.5 * len(alone.tries.trials.seen)
+    assert each(work, 2) == [first, first], "what is on disk is not made again"
 
 
 @pytest.mark.parametrize(("metric", "greater", "score", "quality"), [("accuracy", True, 90.0, 90.0),
@@ -321,13 +321,13 @@ def test_what_is_slower_than_asked_for_is_not_trained(monkeypatch, tmp_path):
     space = NetworkSpace.of(Settings(layers=4, hidden=64, batch=16, epochs=1), few, ("layers",), ("full",))
     lab = NetworkLab(space, few, 0, least=2.0)
     depths = {space.settings((at,)).layers: (at,) for at in range(len(space.values["layers"]))}
-    one, most = depths[min(depths)], depths[max(depths)]
+    fewest, most = depths[min(depths)], depths[max(depths)]
     trained = []
     monkeypatch.setattr(lab, "speed_up", lambda _, model: 4 / model.config.num_hidden_layers)  # as by a steady clock
     monkeypatch.setattr(lab, "trained", lambda genes, *_: (trained.append(genes), (lab.network(genes), 50.0))[1])
-    assert lab.trial(one, 3).refused is None
+    assert lab.trial(fewest, 3).refused is None
     assert "as fast, of at least 2x: not trained" in lab.trial(most, 3).refused
-    assert trained == [space.start, one]
+    assert trained == [space.start, fewest]
     search = Hurdles(
         space, lab, NetworkPlan(Bound(faster=2.0), (3,), 60.0, 0), Tries(Trials(tmp_path / "trials.jsonl"))
     )
@@ -472,9 +472,9 @@ def test_where_all_are_as_good_what_is_too_slow_loses_its_share(choices, monkeyp
     by_one_shot(search, tmp_path)
     (trial,) = tries.trials.seen
     assert space.settings(trial.genes).layers < 3
-    kept = json.loads((tmp_path / "one-shot.json").read_text())
-    assert kept[0] == list(trial.genes)
-    assert len(kept) == 6
+    candidates = json.loads((tmp_path / "one-shot.json").read_text())
+    assert candidates[0] == list(trial.genes)
+    assert len(candidates) == 6
 
 
 @pytest.mark.parametrize(("vary", "said"), [(("hidden", "layers"), "several values of hidden"), (("attention", "rank",

@@ -104,8 +104,8 @@ def test_a_command_for_another_runtime_writes_the_recipe_for_it(
     options = {name for parameter in export.params for name in parameter.opts}
     for job, texts in ((Job(texts=Path("my texts.tsv")), "my texts.tsv"),
                        (Job(texts=Path("a.tsv"), evaluate=Path("dev.tsv")), "dev.tsv")):  # fmt: skip
-        made, written = page_of.command(outcome.search, outcome.best, "MODEL", job, "openvino").split(" && ")
-        assert made == page_of.command(outcome.search, outcome.best, "MODEL", job)
+        compress_line, written = page_of.command(outcome.search, outcome.best, "MODEL", job, "openvino").split(" && ")
+        assert compress_line == page_of.command(outcome.search, outcome.best, "MODEL", job)
         words = shlex.split(written)
         given = ["--formats", "openvino", "--texts", texts, "--length", "64", "--lengths", "64"]
         assert words == ["greenformers", "export", "small", *given, "--out", "small-openvino"]

@@ -35,7 +35,7 @@ class KnownLab:
     refuses = ((0, 0, 3, 0),)
     step_seconds = 0.0
 
-    def trial(self, genes, steps, made, turn):
+    def trial(self, genes, steps, make, turn):
         if genes in self.refuses:
             return Trial(genes, steps, refused="refused")
         speed, lost = self.figures(genes, steps)
@@ -94,9 +94,9 @@ def best_of_all(bound, steps=0):
 
 @pytest.mark.parametrize("bound", [Bound(lose=0.02), Bound(faster=3.0)])
 def test_it_finds_nearly_the_best_of_all_recipes(bound, tmp_path):
-    found, best = searched(tmp_path, bound, heals=False), best_of_all(bound)
-    assert len(found.trials.seen) < 0.35 * 640
-    chosen = found.best()
+    search, best = searched(tmp_path, bound, heals=False), best_of_all(bound)
+    assert len(search.trials.seen) < 0.35 * 640
+    chosen = search.best()
     assert bound.met_by(chosen)
     assert chosen.speed >= 0.95 * best.speed if bound.lose else chosen.lost <= best.lost + 0.005
 
@@ -105,11 +105,11 @@ def test_it_finds_nearly_the_best_of_all_recipes(bound, tmp_path):
 def test_it_is_better_than_as_many_recipes_by_chance(bound, tmp_path):
     merits = []
     for seed in range(3):
-        found = searched(tmp_path / str(seed), bound, seed, heals=False)
+        search = searched(tmp_path / str(seed), bound, seed, heals=False)
         draw = random.Random(seed)
-        genes = {SPACE.drawn(draw) for _ in range(len(found.trials.seen))} - set(KnownLab.refuses)
+        genes = {SPACE.drawn(draw) for _ in range(len(search.trials.seen))} - set(KnownLab.refuses)
         chance = bound.nearest([Trial(row, 0, *KnownLab.figures(row, 0)) for row in sorted(genes)])
-        merits.append([bound.merit(trial.speed, trial.lost) for trial in (found.best(), chance)])
+        merits.append([bound.merit(trial.speed, trial.lost) for trial in (search.best(), chance)])
     assert sum(ours for ours, _ in merits) > sum(theirs for _, theirs in merits)
 
 
@@ -148,10 +148,10 @@ def test_where_healing_in_full_brought_little_another_recipe_is_next(chosen, tmp
 def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path, monkeypatch):
     bound, seconds = Bound(lose=0.02), 150
     whole = searched(tmp_path / "whole", bound, seconds=seconds)
-    made, trial = [], KnownLab.trial
+    calls, trial = [], KnownLab.trial
 
     def counted(lab, genes, steps, *given):
-        made.append((genes, steps))
+        calls.append((genes, steps))
         return trial(lab, genes, steps, *given)
 
     monkeypatch.setattr(KnownLab, "trial", counted)
@@ -165,24 +165,24 @@ def test_one_that_was_stopped_ends_with_the_same_trials(tmp_path, monkeypatch):
         folder = tmp_path / str(after)
         with pytest.raises(Stopped):
             searched(folder, bound, told=stop, seconds=seconds)
-        made.clear()
+        calls.clear()
         again = searched(folder, bound, seconds=seconds)
-        assert made == [(t.genes, t.steps) for t in whole.trials.seen][after + 1 :], "what is known is not made again"
+        assert calls == [(t.genes, t.steps) for t in whole.trials.seen][after + 1 :], "what is known is not made again"
         assert [(t.genes, t.steps) for t in again.trials.seen] == [(t.genes, t.steps) for t in whole.trials.seen]
         assert front(again.trials.done()) == front(whole.trials.done())
 
 
 def test_all_that_is_timed_beside_the_same_has_the_same_gain(tmp_path):
     trials = Trials(tmp_path / "trials.jsonl")
-    one, two = (
+    first, second = (
         Trial((gene,), speed=2 * gain, lost=0.0, beside="int8", rounded=gain) for gene, gain in ((1, 1.0), (2, 3.0))
     )
     trials.add(Trial((0,), speed=2.0, lost=0.0))
-    assert trials.add(one).speed == 2
-    assert trials.add(two).speed == 4, "twice the median of 1 and 3"
+    assert trials.add(first).speed == 2
+    assert trials.add(second).speed == 4, "twice the median of 1 and 3"
     assert [(trial.speed, trial.rounded) for trial in trials.seen] == [(2, 1), (4, 2), (4, 2)]
     again = Trials(tmp_path / "trials.jsonl")
-    for trial in (Trial((0,), speed=2.0), one, two):
+    for trial in (Trial((0,), speed=2.0), first, second):
         again.add(again.on_disk(trial.genes, 0))
     assert str(again.seen) == str(trials.seen)
 
@@ -222,15 +222,15 @@ def test_processes_that_search_together_know_the_same_and_one_writes(tmp_path):
     def work(others):
         return searched(tmp_path, Bound(lose=0.02), told=told[others.rank].append, seconds=60, others=others)
 
-    one, other = each(work, 2)
-    assert list(map(str, other.trials.seen)) == list(map(str, one.trials.seen))
-    assert (tmp_path / "trials.jsonl").read_text().count("\n") == len(one.trials.seen) == len(told[0])
+    first, second = each(work, 2)
+    assert list(map(str, second.trials.seen)) == list(map(str, first.trials.seen))
+    assert (tmp_path / "trials.jsonl").read_text().count("\n") == len(first.trials.seen) == len(told[0])
     assert told[1] == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-seconds.txt", "trials.jsonl"]
     alone = searched(tmp_path / "alone", Bound(lose=0.02), seconds=60)
-    assert len(one.trials.seen) > 1.5 * len(alone.trials.seen), "two at once"
+    assert len(first.trials.seen) > 1.5 * len(alone.trials.seen), "two at once"
     again, _ = each(work, 2)
-    assert list(map(str, again.trials.seen)) == list(map(str, one.trials.seen)), "what is on disk is not made again"
+    assert list(map(str, again.trials.seen)) == list(map(str, first.trials.seen)), "what is on disk is not made again"
 
 
 def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
@@ -238,10 +238,10 @@ def test_what_ends_the_process_twice_is_skipped_and_said(tmp_path):
         pass
 
     class Deadly(KnownLab):
-        def trial(self, genes, steps, made, turn):
+        def trial(self, genes, steps, make, turn):
             if genes == (2, 0, 0, 0):
                 raise Killed
-            return super().trial(genes, steps, made, turn)
+            return super().trial(genes, steps, make, turn)
 
     def run(file):
         search = Search(SPACE, Deadly(), Plan(Bound(lose=0.02), SECONDS, False), Trials(file), clock=lambda: 0.0)
@@ -368,7 +368,7 @@ def test_what_is_of_no_use_without_healing_is_not_tried_where_nothing_is_healed(
     class Slow:
         step_seconds = 1e6
 
-        def trial(self, genes, steps, made, turn):
+        def trial(self, genes, steps, make, turn):
             return Trial(genes, steps, 1.0 + sum(genes), 0.1, smaller=1.0)
 
     space = Space((SPACE.slots[0], SPACE.slots[1], (Narrow(16),)), lambda _: True)
@@ -393,10 +393,10 @@ def test_of_two_that_lose_the_same_the_faster_is_best():
 @pytest.mark.usefixtures("few")
 def test_what_cannot_be_as_it_is_is_not_healed(tmp_path):
     class WithoutLayers(KnownLab):
-        def trial(self, genes, steps, made, turn):
+        def trial(self, genes, steps, make, turn):
             if genes[0]:
                 return Trial(genes, steps, refused="its outputs have no cosine to those of the original")
-            return super().trial(genes, steps, made, turn)
+            return super().trial(genes, steps, make, turn)
 
     clock = itertools.count()
     search = Search(SPACE, WithoutLayers(), Plan(Bound(lose=0.02), SECONDS, True), Trials(tmp_path / "trials.jsonl"),

@@ -27,7 +27,7 @@ def space_of(name):
 def test_every_change_alone_is_made(name):
     model, given, space = space_of(name)
     assert len(space.slots) >= 2
-    made, refused = 0, []
+    count, refused = 0, []
     for genes in space.singles():
         small = copy.deepcopy(model)
         try:
@@ -35,10 +35,10 @@ def test_every_change_alone_is_made(name):
         except ValueError as error:
             refused.append(str(error))
             continue
-        made += 1
+        count += 1
         with torch.inference_mode():
             assert all(x.isfinite().all() for x in outputs(small, inputs(name)))
-    assert made >= 3
+    assert count >= 3
     assert all("the budget must be at least" in reason for reason in refused), refused
 
 
@@ -91,7 +91,7 @@ def test_what_excludes_what_is_told_without_running_the_network(name):
     for there in product((0, 1), repeat=len(space.slots)):
         if 2 < sum(there) < len(there):  # what excludes one another are two
             continue
-        genes = tuple(one * ((len(slot) + 1) // 2) for one, slot in zip(there, space.slots, strict=True))
+        genes = tuple(chosen * ((len(slot) + 1) // 2) for chosen, slot in zip(there, space.slots, strict=True))
         try:
             check(model, space.recipe(genes), given)
         except ValueError:

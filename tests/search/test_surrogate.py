@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 from greenformers.search.surrogate import INTERACTIONS, NOISES, WIDTHS, Surrogate, terms
 
 
-def known(s):
+def target(s):
     return 0.5 * s[:, 0] + 1.5 * s[:, 1] ** 2 + s[:, 0] * s[:, 2] - 0.3 * (s[:, 2] > 0)
 
 
@@ -20,16 +20,16 @@ def drawn(count, seed):
 def test_second_order_terms_with_interactions_are_learned():
     s, new = drawn(60, 0), drawn(200, 1)
     noise = np.random.default_rng(2).normal(0, 0.02, len(s))
-    mean, spread = Surrogate(s.tolist(), (known(s) + noise).tolist()).predict(new.tolist())
-    error = mean - known(new)
-    assert np.sqrt((error**2).mean()) < 0.1 * known(new).std()
+    mean, spread = Surrogate(s.tolist(), (target(s) + noise).tolist()).predict(new.tolist())
+    error = mean - target(new)
+    assert np.sqrt((error**2).mean()) < 0.1 * target(new).std()
     assert (np.abs(error) < 3 * (spread + 0.02)).mean() > 0.9, "the stated spread is what it misses by"
 
 
 def test_what_is_far_from_all_that_was_seen_is_less_sure():
     s = drawn(30, 0)
     s[:, 3] = 0
-    surrogate = Surrogate(s.tolist(), known(s).tolist())
+    surrogate = Surrogate(s.tolist(), target(s).tolist())
     near, far = [0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 1.0]
     _, spread = surrogate.predict([near, far])
     assert spread[1] > 3 * spread[0]
@@ -37,7 +37,7 @@ def test_what_is_far_from_all_that_was_seen_is_less_sure():
 
 def test_it_is_ridge_regression_with_the_prior_of_the_greatest_evidence():
     s = drawn(25, 3)
-    y = known(s)
+    y = target(s)
     surrogate = Surrogate(s.tolist(), y.tolist())
     X, z = terms(s), (y - y.mean()) / y.std()
     changes = s.shape[1]

@@ -25,13 +25,13 @@ UNIFORM = Budget(0.6, "uniform")
 
 def seen_by(model: nn.Module, batches: list[Any], path: str) -> Tensor:
     """All inputs of a map, (positions, n), in float64."""
-    found: list[Tensor] = []
-    hook = model.get_submodule(path).register_forward_hook(lambda _, args, __: found.append(args[0]))
+    tensors: list[Tensor] = []
+    hook = model.get_submodule(path).register_forward_hook(lambda _, args, __: tensors.append(args[0]))
     with torch.no_grad():
         for batch in batches:
             calibrate.call(model, batch)
     hook.remove()
-    return torch.cat([x.flatten(0, -2) for x in found]).double()
+    return torch.cat([x.flatten(0, -2) for x in tensors]).double()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -105,7 +105,7 @@ def test_padding_is_left_out(solver: str) -> None:
     padded, mask = full.clone(), torch.ones_like(full)
     padded[6:, 4:], mask[6:, 4:] = 9, 0  # a token, which shows if it is seen
     apart = [{"input_ids": full[:6]}, {"input_ids": full[6:, :4]}]
-    found = []
+    results = []
     for batches in (apart, [{"input_ids": padded, "attention_mask": mask}], [{"input_ids": padded}]):
         model = network("bert", "BertModel")
         with torch.no_grad():
@@ -115,8 +115,8 @@ def test_padding_is_left_out(solver: str) -> None:
         report = factorise(
             model, UNIFORM, solver=solver, calibration=batches, loss=_squares, select=["*.layer.*", "*word*"]
         )
-        found.append((torch.tensor([layer.achieved for layer in report.layers]), outputs(model, apart[0])[0]))
-    (errors, out), (same_errors, same_out), (other_errors, other_out) = found
+        results.append((torch.tensor([layer.achieved for layer in report.layers]), outputs(model, apart[0])[0]))
+    (errors, out), (same_errors, same_out), (other_errors, other_out) = results
     torch.testing.assert_close(same_errors, errors, atol=2e-4, rtol=0)
     torch.testing.assert_close(same_out, out, atol=2e-3, rtol=0)
     assert (other_errors - errors).abs().max() > 5e-3
@@ -167,20 +167,20 @@ def test_statistics_in_portions_are_the_same(solver: str) -> None:
 
     whole = state(2**40)
     for memory in (0, 30_000):
-        found = state(memory)
-        assert all(value.equal(whole[key]) for key, value in found.items())
+        weights = state(memory)
+        assert all(value.equal(whole[key]) for key, value in weights.items())
 
 
 def test_maps_that_read_one_tensor_share_one_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = network("bert"), inputs("bert")
-    found = trace(model, sites(model), batch)
-    groups = [{site.path.rpartition(".")[2] for site in group} for group in found.groups]
+    traced = trace(model, sites(model), batch)
+    groups = [{site.path.rpartition(".")[2] for site in group} for group in traced.groups]
     assert groups.count({"query", "key", "value"}) == 2
-    made: list[str] = []
+    paths: list[str] = []
     plain = calibrate.rows
-    monkeypatch.setattr(calibrate, "rows", lambda site, *rest: made.append(site.path) or plain(site, *rest))
-    statistics = dict(covariances(model, found, [batch, batch]))
-    assert len(made) == 2 * len(groups) < 2 * len(statistics)
+    monkeypatch.setattr(calibrate, "rows", lambda site, *rest: paths.append(site.path) or plain(site, *rest))
+    statistics = dict(covariances(model, traced, [batch, batch]))
+    assert len(paths) == 2 * len(groups) < 2 * len(statistics)
     # In the order of execution, and as the linear layers see it.
     x = seen_by(model, [batch, batch], "bert.encoder.layer.1.attention.self.key")
     (value,) = next(seen for site, seen in statistics.items() if site.path.endswith("layer.1.attention.self.value"))
@@ -216,13 +216,13 @@ def test_sequential_loses_less_than_activation_at_the_end() -> None:
 
 def brute(model: nn.Module, batches: list[Any], loss: Callable[[nn.Module, Any], Tensor], path: str) -> Tensor:
     """Sum of d d^T over gradients in what a map gives."""
-    found: list[Tensor] = []
-    hook = model.get_submodule(path).register_forward_hook(lambda _, __, out: found.append(out) or out.retain_grad())
+    outs: list[Tensor] = []
+    hook = model.get_submodule(path).register_forward_hook(lambda _, __, out: outs.append(out) or out.retain_grad())
     total = torch.zeros(())
     for batch in batches:
-        found.clear()
+        outs.clear()
         loss(model, batch).backward()
-        for out in found:
+        for out in outs:
             for d in out.grad.flatten(0, -2).double():
                 total = total + torch.outer(d, d)
     hook.remove()
@@ -237,10 +237,10 @@ def test_gradients_are_those_of_a_loop() -> None:
     model, dense, batches = chain(24, 31, 18), chain(24, 31, 18), rows(24)
     model.insert(1, nn.ReLU(inplace=True))  # changes what the map gave, in place
     dense.insert(1, nn.ReLU())
-    found = trace(model, sites(model), batches[0])
+    traced = trace(model, sites(model), batches[0])
     count = sum(x.shape[:-1].numel() for x in batches)
     for memory in (0, 2**30):
-        for site, (seen,) in covariances(model, found, batches, loss=loss, memory=memory):
+        for site, (seen,) in covariances(model, traced, batches, loss=loss, memory=memory):
             expected = brute(dense, batches, loss, site.path) / count
             torch.testing.assert_close(seen.gradients, expected, rtol=1e-4, atol=1e-6)
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
@@ -270,9 +270,9 @@ def test_the_loss_of_a_network_where_none_is_given(name: str) -> None:
     # Poolers have no part in it, and may be a portion by themselves.
     report = factorise(model, 0.7, solver="loss", calibration=[batch] * 2, multiple=4, memory=0)
     assert report.parameter_share <= 0.7
-    found = outputs(model, batch)
-    assert all(part.isfinite().all() for part in found)
-    assert (found[0] - expected[0]).norm() < expected[0].norm()
+    out = outputs(model, batch)
+    assert all(part.isfinite().all() for part in out)
+    assert (out[0] - expected[0]).norm() < expected[0].norm()
 
 
 @pytest.mark.parametrize("solver", CALIBRATED)
@@ -349,8 +349,8 @@ def test_sequential_is_what_its_definition_gives(solver: str, bias: bool, memory
             x, y = x - x.mean(0), y - y.mean(0)
         factors = factorize(W, rank, solver, Statistics(x.mT @ x, cross=y.mT @ x, gradients=G))
         expected = x @ (factors.decoder.double() @ factors.encoder.double()).mT
-        found = x @ (low.decoder.weight.double() @ low.encoder.weight.double()).mT
-        assert (found - expected).norm() < 1e-6 * expected.norm()
+        actual = x @ (low.decoder.weight.double() @ low.encoder.weight.double()).mT
+        assert (actual - expected).norm() < 1e-6 * expected.norm()
         norm = torch.eye(len(W), dtype=torch.float64) if G is None else G
         lost, total = (torch.einsum("pi,ij,pj->", part, norm, part).item() for part in (y - expected, y))
         assert layer.achieved == pytest.approx((lost / total) ** 0.5, rel=1e-6)
@@ -360,14 +360,14 @@ def test_sequential_is_what_its_definition_gives(solver: str, bias: bool, memory
 @pytest.mark.parametrize("bias", [True, False])
 def test_spectra_need_no_more_than_what_a_map_gives(bias: bool, felt: bool) -> None:
     model, batches = chain(24, 40, 18, 30, bias=bias), rows(24)
-    found = trace(model, sites(model), batches[0])
+    traced = trace(model, sites(model), batches[0])
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         return (model(x) - 0.3).square().sum()
 
     solver = "loss" if felt else "activation"
     full, less = (
-        dict(covariances(model, found, batches, loss=loss if felt else None, spectra=spectra))
+        dict(covariances(model, traced, batches, loss=loss if felt else None, spectra=spectra))
         for spectra in (False, True)
     )
     assert [less[site][0].inputs is None for site in less] == [False, True, False]
@@ -387,10 +387,10 @@ def test_products_of_many_positions_are_those_of_all_at_once() -> None:
         sums.products("aa", x)
         sums.products("ab", x, y)
         x.zero_()  # as what follows a layer may do
-    found = sums.done()
-    assert found["aa"].dtype == torch.float64
-    torch.testing.assert_close(found["aa"], a.double().mT @ a.double(), rtol=1e-5, atol=1e-3)
-    torch.testing.assert_close(found["ab"], a.double().mT @ b.double(), rtol=1e-5, atol=1e-3)
+    products = sums.done()
+    assert products["aa"].dtype == torch.float64
+    torch.testing.assert_close(products["aa"], a.double().mT @ a.double(), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(products["ab"], a.double().mT @ b.double(), rtol=1e-5, atol=1e-3)
 
 
 def test_of_dense_rows_the_first_are_held() -> None:

@@ -54,8 +54,8 @@ def test_a_centroid_without_vectors_joins_the_fullest() -> None:
     assert new[:, 0].tolist() == pytest.approx([1, 10, 1.001])
     codes = nearest(w, kmeans(w, 3))
     assert len(set(codes.flatten().tolist())) == 3
-    one = moved(w[:1], nearest(w[:1], centroids), centroids)  # no other has a vector to share
-    assert one[1:].equal(centroids[1:])
+    result = moved(w[:1], nearest(w[:1], centroids), centroids)  # no other has a vector to share
+    assert result[1:].equal(centroids[1:])
 
 
 def test_more_centroids_than_vectors_are_no_error() -> None:

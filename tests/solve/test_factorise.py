@@ -86,15 +86,15 @@ class Uneven(nn.Module):
 def test_flops_count_the_positions() -> None:
     example = torch.randn(2, 30, 32)
     positions = {"often": 60, "seldom": 6}
-    found = {}
+    sizes = {}
     for of in ("parameters", "flops"):
         model = Uneven()
         report = factorise(model, Budget(0.4, of=of), example=example, multiple=1)
-        found[of] = {layer.path: layer.parameters_after for layer in report.layers}
-    spent = sum(positions[path] * size for path, size in found["flops"].items())
+        sizes[of] = {layer.path: layer.parameters_after for layer in report.layers}
+    spent = sum(positions[path] * size for path, size in sizes["flops"].items())
     assert 0.36 * 66 * 1024 < spent <= 0.4 * 66 * 1024
-    assert found["flops"]["often"] < found["parameters"]["often"]
-    assert found["flops"]["seldom"] > found["parameters"]["seldom"]
+    assert sizes["flops"]["often"] < sizes["parameters"]["often"]
+    assert sizes["flops"]["seldom"] > sizes["parameters"]["seldom"]
     with pytest.raises(ValueError, match="a budget of flops and only_if_faster need an example batch"):
         factorise(Uneven(), Budget(0.5, of="flops"))
 

@@ -53,8 +53,8 @@ def test_turns_lose_less_and_less() -> None:
 
     q, grid = gptq(W, C, FORM)
     D = W - grid.values(q)
-    alone, one, three = ((D @ H) * D).sum().item(), lost(1), lost(3)
-    assert three <= one < alone
+    alone, first, third = ((D @ H) * D).sum().item(), lost(1), lost(3)
+    assert third <= first < alone
 
 
 def test_ways_to_hold_a_weight_cost_bytes_and_lose_what_was_measured() -> None:

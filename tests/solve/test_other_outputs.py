@@ -100,9 +100,9 @@ def test_batches_of_any_size_say_the_same_of_an_embedding() -> None:
 
     whole = done(1)
     assert [rank for rank, *_ in whole] == [rank for rank, *_ in done(8)]
-    for (_, one, achieved), (_, other, _) in zip(whole, done(1, 1e-3), strict=True):
-        assert one == pytest.approx(other, rel=1e-3)
-        assert one is None or one == pytest.approx(achieved, rel=1e-2)
+    for (_, predicted, achieved), (_, rescaled, _) in zip(whole, done(1, 1e-3), strict=True):
+        assert predicted == pytest.approx(rescaled, rel=1e-3)
+        assert predicted is None or predicted == pytest.approx(achieved, rel=1e-2)
 
 
 def test_batches_of_a_tokenizer_and_a_short_first_one() -> None:
@@ -256,10 +256,10 @@ def test_losses_of_half_precision_are_summed_in_float32() -> None:
     batch = {"input_ids": torch.randint(5, 50, (8, 40), generator=torch.Generator().manual_seed(0))}
     batch["labels"] = batch["input_ids"].clone()
     batch["labels"][0, 30:] = -100
-    kept = batch["labels"] != -100
+    positions = batch["labels"] != -100
     with torch.no_grad():
         logits = model(**batch).logits.float()
-        expected = torch.nn.functional.cross_entropy(logits[kept], batch["labels"][kept], reduction="sum")
+        expected = torch.nn.functional.cross_entropy(logits[positions], batch["labels"][positions], reduction="sum")
         torch.testing.assert_close(own(model, batch), expected)
 
 

@@ -82,13 +82,13 @@ def factors(make: Any, batches: list[Any], solver: str) -> dict[str, Tensor]:
 
 
 def equal(make: Any, batches: list[Any], solver: str = "sequential") -> None:
-    kept = factors(make, batches, solver)
+    replayed = factors(make, batches, solver)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Replay, "advance", lambda *_: None)
         full = factors(make, batches, solver)
-    assert kept.keys() == full.keys()
-    assert any(name.endswith("encoder.weight") for name in kept)
-    for name, value in kept.items():
+    assert replayed.keys() == full.keys()
+    assert any(name.endswith("encoder.weight") for name in replayed)
+    for name, value in replayed.items():
         assert value.equal(full[name]), name
 
 

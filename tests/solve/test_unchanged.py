@@ -97,16 +97,16 @@ def test_stopped_in_any_step(solver: str) -> None:
 
 
 @pytest.mark.parametrize("solver", CALIBRATED)
-@pytest.mark.parametrize("what", ["forward", "factorize", "filled"])
-def test_broken_off_inside(solver: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("point", ["forward", "factorize", "filled"])
+def test_broken_off_inside(solver: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mixed()
     before = snapshot(model)
     for at in range(1, 40, 3):
         stop = Stop(at, RuntimeError)
         with monkeypatch.context() as patch:
-            if what == "forward":
+            if point == "forward":
                 handle = model.head.register_forward_pre_hook(stop)
-            elif what == "factorize":
+            elif point == "factorize":
                 patch.setattr("greenformers.solve.solve.factorize", _before("solve", "factorize", stop))
             else:
                 home = "sequential" if "sequential" in solver else "factorise"
@@ -120,7 +120,7 @@ def test_broken_off_inside(solver: str, what: str, monkeypatch: pytest.MonkeyPat
                 assert at > 1
                 break
             finally:
-                if what == "forward":
+                if point == "forward":
                     handle.remove()
         before.check()
 

@@ -62,8 +62,8 @@ def test_words_reach_to_the_pauses_around_them():
     loud = [-80] * 4 + [-20] * 6 + [-80] * 3 + [-20] * 4 + [-35] + [-20] * 5 + [-80] * 2
     levels = torch.tensor(loud, dtype=torch.float64)
     # A pause is between the first two, the third follows the second at the quietest frame.
-    found = spread([Span(6, 8), Span(14, 16), Span(19, 22)], levels)
-    assert found == [Span(4, 10), Span(13, 17), Span(17, 23)]
+    spans = spread([Span(6, 8), Span(14, 16), Span(19, 22)], levels)
+    assert spans == [Span(4, 10), Span(13, 17), Span(17, 23)]
     # A span that reaches into a pause is cut there, and one that is all pause reaches to the sound beside it.
     assert spread([Span(2, 12), Span(13, 16)], levels)[0] == Span(4, 10)
     assert spread([Span(10, 12), Span(13, 16)], levels)[0] == Span(4, 12)

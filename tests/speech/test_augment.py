@@ -90,11 +90,11 @@ def test_each_is_off_or_on_by_itself():
 def test_a_recording_is_changed_by_its_generator_alone():
     every = Augmentation(speed=True, noise=True, speechless=0.2)
     sound = tone(300)
-    found = [[every(sound, "ab", source(seed), most=LONG) for seed in range(8)] for _ in range(2)]
-    for (first, text), (second, same) in zip(*found, strict=True):
+    runs = [[every(sound, "ab", source(seed), most=LONG) for seed in range(8)] for _ in range(2)]
+    for (first, text), (second, same) in zip(*runs, strict=True):
         assert_close(first, second, **EXACT)
         assert text == same
-    assert len({first.sum().item() for first, _ in found[0]}) > 4
+    assert len({first.sum().item() for first, _ in runs[0]}) > 4
 
 
 def test_validation_is_heard_as_it_is(tmp_path):

@@ -66,8 +66,8 @@ def test_words_that_are_all_right_or_all_wrong_are_no_certainty(right):
 
 
 def test_evidence_of_a_word():
-    found = evidence_of(torch.tensor([-1.0, -2.0, -6.0]), torch.tensor([-0.5, -1.5]), -20.0, -32.0)
-    assert found.tolist() == pytest.approx([-3.0, -6.0, -1.0, -1.5, 12.0])
+    evidence = evidence_of(torch.tensor([-1.0, -2.0, -6.0]), torch.tensor([-0.5, -1.5]), -20.0, -32.0)
+    assert evidence.tolist() == pytest.approx([-3.0, -6.0, -1.0, -1.5, 12.0])
     assert evidence_of(torch.zeros(1), torch.zeros(1), -20.0, -100.0)[-1] == 30
     assert evidence_of(torch.zeros(1), torch.zeros(1), -40.0, -30.0)[-1] == 0
 

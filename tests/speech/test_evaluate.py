@@ -52,7 +52,7 @@ def runs(folder) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def found(runs):
+def evaluation(runs):
     return evaluate(runs, "test", search=SEARCH, batch=3, repeats=2)
 
 
@@ -69,8 +69,8 @@ def wrote(run: Path, split: str, count: int) -> list[str]:
     return [recogniser.texts([waveform])[0] for waveform in waveforms]
 
 
-def test_every_figure_of_every_run(runs, found):
-    records, _ = found
+def test_every_figure_of_every_run(runs, evaluation):
+    records, _ = evaluation
     assert [(record.variant, record.metric) for record in records] == [
         (run.name, metric) for run in runs for metric in ("parameters", "cer", "wer", "mean_length", "latency")
     ]
@@ -93,8 +93,8 @@ def test_every_figure_of_every_run(runs, found):
         assert own[run.name]["cer"].spread == pytest.approx(high - low)
 
 
-def test_what_is_compared_with_the_first(runs, found):
-    base, other = by_name(found[0]).values()
+def test_what_is_compared_with_the_first(runs, evaluation):
+    base, other = by_name(evaluation[0]).values()
     for record in base.values():
         assert (record.ratio, record.to, record.interval) == (None, None, None)
     for metric in ("parameters", "latency"):
@@ -111,21 +111,21 @@ def test_what_is_compared_with_the_first(runs, found):
         assert (other[metric].to, other[metric].ratio, other[metric].interval) == (None, None, None)
 
 
-def test_pairs_are_of_the_first_run(runs, found):
-    assert found[1] == list(zip(TEST, wrote(runs[0], "test", 7), strict=True))
+def test_pairs_are_of_the_first_run(runs, evaluation):
+    assert evaluation[1] == list(zip(TEST, wrote(runs[0], "test", 7), strict=True))
     assert evaluate(runs[::-1], "test", search=SEARCH, limit=2, repeats=1)[1] == list(
         zip(TEST[:2], wrote(runs[1], "test", 2), strict=True)
     )
 
 
-def test_the_table(found):
+def test_the_table(evaluation):
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table(found[0]))
+    console.print(table(evaluation[0]))
     console.file.close()
     head, *rows = (line for line in console.export_text().splitlines() if any(map(str.isalnum, line)))
     for name in ("parameters", "compression", "CER (%)", "to the first", "WER (%)", "speed-up", "mean length"):
         assert name in head
-    base, other = by_name(found[0]).values()
+    base, other = by_name(evaluation[0]).values()
     dense, small = rows
     assert f"{base['parameters'].value:,.0f}" in dense
     assert f"{base['cer'].value:.2f}" in dense
@@ -319,9 +319,9 @@ def test_spoken_digits_of_a_speaker_held_out(tmp_path):
         plain = spoken_digits.load
         patch.setattr(spoken_digits, "load", lambda *a, **b: plain(*a, **b, valid_strings=3, test_strings=5))
         out = finished(tmp_path / "run", place, steps=1, **given)
-        found = [evaluate([out], "test", search=SEARCH, repeats=1)[1] for _ in range(2)]
-    assert found[0] == found[1]
-    assert [len(reference.split()) for reference, _ in found[0]] == [3, 4, 5, 6, 7]
+        pairs = [evaluate([out], "test", search=SEARCH, repeats=1)[1] for _ in range(2)]
+    assert pairs[0] == pairs[1]
+    assert [len(reference.split()) for reference, _ in pairs[0]] == [3, 4, 5, 6, 7]
 
 
 def test_characters_that_no_network_can_write_are_told(runs, tmp_path):

@@ -188,14 +188,14 @@ def test_wrong_waveforms():
 
 def test_normalised():
     features = Spectrogram()(sound(5_003))
-    kept = features.clone()
+    original = features.clone()
     result = normalised(features)
     assert result.dtype == torch.float32
     assert_close(
         result, torch.from_numpy(scipy.stats.zscore(features.double().numpy(), axis=None)).float(), atol=1e-5, rtol=1e-5
     )
     assert_close(normalised(3 * features - 7), result, atol=1e-5, rtol=1e-5)
-    assert_close(features, kept, rtol=0, atol=0)
+    assert_close(features, original, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("wave", [torch.zeros(7_919), torch.full((7_919,), 1e-9)])
@@ -273,8 +273,8 @@ def test_masks_by_seed():
     source = generator(5)
     assert_close(spec_augment(features, source), once, rtol=0, atol=0)
     assert spec_augment(features, source).ne(once).any()
-    kept = once.ne(0)
-    assert_close(once[kept], features[kept], rtol=0, atol=0)
+    unmasked = once.ne(0)
+    assert_close(once[unmasked], features[unmasked], rtol=0, atol=0)
     assert_close(spec_augment(features, source, frequency_masks=0, time_masks=0), features, rtol=0, atol=0)
     state = source.get_state()
     torch.manual_seed(3)

@@ -21,13 +21,13 @@ def seed():
 
 def network(bins=BINS, channels=CHANNELS, dtype=torch.float64):
     """With biases that let most of the channels live, so that no ReLU hides what leaks into an utterance."""
-    found = VGG(bins, channels).to(dtype)
+    vgg = VGG(bins, channels).to(dtype)
     with torch.no_grad():
-        for convolution in found.convolutions:
+        for convolution in vgg.convolutions:
             fan_in = 9 * convolution.in_channels
             convolution.weight.normal_(std=(2 / fan_in) ** 0.5)
             convolution.bias.normal_(std=0.3)
-    return found
+    return vgg
 
 
 def plain(net, utterance):
@@ -64,12 +64,12 @@ FILLS = {
 def test_equals_its_plain_form(frames, bins):
     net = network(bins)
     utterance = torch.randn(frames, bins, dtype=torch.float64)
-    found = net(utterance[None])
-    assert found.shape == (1, frames // 4, bins // 4 * 2 * CHANNELS)
-    assert net.width == found.shape[2]
-    assert_close(found[0], plain(net, utterance), **CLOSE)
+    output = net(utterance[None])
+    assert output.shape == (1, frames // 4, bins // 4 * 2 * CHANNELS)
+    assert net.width == output.shape[2]
+    assert_close(output[0], plain(net, utterance), **CLOSE)
     whole = net(utterance[None], torch.ones(1, frames, dtype=torch.bool))
-    assert_close(whole, found, **CLOSE)
+    assert_close(whole, output, **CLOSE)
 
 
 def test_every_frame_and_frequency_counts():
@@ -88,12 +88,12 @@ def test_padding_changes_nothing(frames, fill):
     utterance = torch.randn(frames, BINS, dtype=torch.float64)
     longer = torch.randn(19, BINS, dtype=torch.float64)
     batch, mask = padded([longer, utterance], 19, FILLS[fill])
-    found = net(batch, mask)
-    kept = shortened(mask)
-    assert kept.sum(1).tolist() == [4, frames // 4]
-    assert_close(found[1][kept[1]], plain(net, utterance), **CLOSE)
-    assert_close(found[0], plain(net, longer), **CLOSE)
-    assert found[~kept].eq(0).all()
+    output = net(batch, mask)
+    short_mask = shortened(mask)
+    assert short_mask.sum(1).tolist() == [4, frames // 4]
+    assert_close(output[1][short_mask[1]], plain(net, utterance), **CLOSE)
+    assert_close(output[0], plain(net, longer), **CLOSE)
+    assert output[~short_mask].eq(0).all()
 
 
 @pytest.mark.parametrize("fill", FILLS)
@@ -146,9 +146,9 @@ def test_autocast(masked):
     batch, mask = padded([torch.randn(n, BINS) for n in (17, 9)], 17, FILLS["noise"])
     mask = mask if masked else None
     with torch.autocast("cpu", torch.bfloat16):
-        found = net(batch, mask)
-        found.float().square().sum().backward()
-    assert_close(found.float(), net(batch, mask), atol=0.1, rtol=0.05)
+        output = net(batch, mask)
+        output.float().square().sum().backward()
+    assert_close(output.float(), net(batch, mask), atol=0.1, rtol=0.05)
     assert all(parameter.grad.isfinite().all() and parameter.grad.any() for parameter in net.parameters())
 
 
@@ -156,9 +156,9 @@ def test_shortened_keeps_whole_positions():
     for frames in range(4, 24):
         for length in range(frames + 1):
             mask = torch.arange(frames)[None] < length
-            found = shortened(mask)
-            assert found.shape == (1, frames // 4)
-            assert found.sum() == length // 4
+            short_mask = shortened(mask)
+            assert short_mask.shape == (1, frames // 4)
+            assert short_mask.sum() == length // 4
 
 
 def test_wrong_sizes():

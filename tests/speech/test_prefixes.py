@@ -141,8 +141,8 @@ def test_beams_follow_their_parents_and_utterances_leave():
         ]
     rows = torch.tensor([0, 2])
     prefixes.keep(rows)
-    kept = torch.tensor([histories[row] for row in rows])
-    before, after = walked(logits[rows], lengths[rows], kept)
+    transcripts = torch.tensor([histories[row] for row in rows])
+    before, after = walked(logits[rows], lengths[rows], transcripts)
     assert_close(prefixes.reached, before, **CLOSE)
     assert_close(prefixes.next(), after - before[..., None], **CLOSE)
 
@@ -167,7 +167,7 @@ def test_other_precisions(dtype):
     logits = logits.to(dtype)
     written = torch.randint(2, 5, (2, 2, 9), generator=torch.Generator().manual_seed(3))
     assert Prefixes(logits, lengths, 2, blank=BLANK, end=END).next().dtype == torch.float32
-    for found, expected in zip(
+    for values, expected in zip(
         walked(logits, lengths, written), walked(logits.double(), lengths, written), strict=True
     ):
-        assert_close(found, expected, atol=1e-4, rtol=1e-6)
+        assert_close(values, expected, atol=1e-4, rtol=1e-6)

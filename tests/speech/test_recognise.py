@@ -55,14 +55,14 @@ def heard(waveform: torch.Tensor) -> str:
 @pytest.fixture
 def lengths(monkeypatch) -> list[int]:
     """What networks hear, in place of what they write: samples of every piece."""
-    found: list[int] = []
+    samples: list[int] = []
 
     def text(waveform):
-        found.append(len(waveform))
+        samples.append(len(waveform))
         return heard(waveform)
 
     monkeypatch.setattr(Recogniser, "segments", writing(text))
-    return found
+    return samples
 
 
 def writing(text):
@@ -152,17 +152,17 @@ def test_how_sure_it_is_does_not_depend_on_the_rest_of_the_batch(recogniser):
     sounds.append(waveforms(["abcdab"])[0])
     options = {"space": recogniser.space, "search": Search(width=1, longest=6)}
     together = beam_search(recogniser.model, *recogniser.features(sounds), **options)
-    for waveform, found in zip(sounds, together, strict=True):
+    for waveform, hypotheses in zip(sounds, together, strict=True):
         (alone,) = beam_search(recogniser.model, *recogniser.features([waveform]), **options)
-        assert found[0].tokens == alone[0].tokens
-        assert found[0].log_probability == pytest.approx(alone[0].log_probability, abs=1e-4)
+        assert hypotheses[0].tokens == alone[0].tokens
+        assert hypotheses[0].log_probability == pytest.approx(alone[0].log_probability, abs=1e-4)
 
 
 def test_texts_are_the_best_of_the_search(recogniser):
     features, mask = recogniser.features(waveforms()[:3])
-    found = beam_search(recogniser.model, features, mask, space=3, search=recogniser.search)
+    beams = beam_search(recogniser.model, features, mask, space=3, search=recogniser.search)
     letters = {number: letter for letter, number in recogniser.tokenizer.get_vocab().items()}
-    expected = ["".join(letters[token] for token in one[0].tokens) for one in found]
+    expected = ["".join(letters[token] for token in beam[0].tokens) for beam in beams]
     assert recogniser.texts(waveforms()[:3]) == expected
 
 
@@ -170,8 +170,8 @@ def test_pieces_have_times_and_the_log_probability_of_the_search(recogniser, tmp
     pieces = list(zip((0.0, 7.5), waveforms(["ab", "dab"]), strict=True))
     segments = recogniser.segments(pieces)
     features, mask = recogniser.features([waveform for _, waveform in pieces])
-    best = [found[0] for found in beam_search(recogniser.model, features, mask, space=3, search=recogniser.search)]
-    assert [segment.log_probability for segment in segments] == [one.log_probability for one in best]
+    best = [beam[0] for beam in beam_search(recogniser.model, features, mask, space=3, search=recogniser.search)]
+    assert [segment.log_probability for segment in segments] == [hypothesis.log_probability for hypothesis in best]
     assert [(segment.start, segment.end) for segment in segments] == [
         (0.0, pytest.approx(2 * LETTER)), (7.5, pytest.approx(7.5 + 3 * LETTER)),
     ]  # fmt: skip
@@ -247,29 +247,29 @@ def several(folder: Path) -> tuple[list[Path], dict[str, str]]:
 
 def test_a_file_that_cannot_be_used_is_told_of_and_the_next_one_follows(recogniser, tmp_path, lengths):
     paths, faults = several(tmp_path / "sounds")
-    found = list(transcribe(recogniser, iter(paths), longest=ROOM))
-    assert [one.path for one in found] == paths
-    for one in found:
-        if one.path.name in faults:
-            assert one.fault.startswith(f"{one.path}: ")
-            assert faults[one.path.name] in one.fault
-            assert (one.text, one.seconds) == ("", 0)
-            assert "patient" not in one.fault
+    transcripts = list(transcribe(recogniser, iter(paths), longest=ROOM))
+    assert [transcript.path for transcript in transcripts] == paths
+    for transcript in transcripts:
+        if transcript.path.name in faults:
+            assert transcript.fault.startswith(f"{transcript.path}: ")
+            assert faults[transcript.path.name] in transcript.fault
+            assert (transcript.text, transcript.seconds) == ("", 0)
+            assert "patient" not in transcript.fault
         else:
-            assert one.fault is None
-            assert one.time > 0
-    texts = {one.path.name: one.text for one in found if one.fault is None}
+            assert transcript.fault is None
+            assert transcript.time > 0
+    texts = {transcript.path.name: transcript.text for transcript in transcripts if transcript.fault is None}
     assert len(lengths) == 3
     assert texts == {"first.wav": "abc", "stereo.flac": "dcba", "last.ogg": "bad"}
-    seconds = {one.path.name: one.seconds for one in found if one.fault is None}
+    seconds = {transcript.path.name: transcript.seconds for transcript in transcripts if transcript.fault is None}
     assert seconds == pytest.approx({"first.wav": 3 * LETTER, "stereo.flac": 4 * LETTER, "last.ogg": 3 * LETTER})
 
 
 def test_with_a_network_the_rest_goes_on_too(recogniser, tmp_path):
     paths, faults = several(tmp_path / "sounds")
-    found = {one.path.name: one for one in transcribe(recogniser, paths, longest=1.0)}
-    assert {name for name, one in found.items() if one.fault} == set(faults)
-    assert found["first.wav"].text == recogniser.texts([audio.read(paths[0], rate=RATE)])[0]
+    transcripts = {transcript.path.name: transcript for transcript in transcribe(recogniser, paths, longest=1.0)}
+    assert {name for name, transcript in transcripts.items() if transcript.fault} == set(faults)
+    assert transcripts["first.wav"].text == recogniser.texts([audio.read(paths[0], rate=RATE)])[0]
 
 
 def test_nothing_is_lost_of_the_pieces_before_a_damage(recogniser, tmp_path, lengths):
@@ -286,10 +286,10 @@ def test_nothing_is_lost_of_the_pieces_before_a_damage(recogniser, tmp_path, len
     assert len(expected) > 7
     assert len(expected) % 7
     after = sound(tmp_path / "after.wav", text[:5])
-    found, other = transcribe(recogniser, [path, after], longest=1.5, batch=7)
+    transcript, other = transcribe(recogniser, [path, after], longest=1.5, batch=7)
     assert lengths[:-1] == expected
-    assert found.fault == str(fault.value)
-    assert found.seconds == pytest.approx(sum(expected) / RATE)
+    assert transcript.fault == str(fault.value)
+    assert transcript.seconds == pytest.approx(sum(expected) / RATE)
     assert (other.text, other.fault) == ("abcd", None)
 
 
@@ -298,23 +298,23 @@ def test_a_long_file_is_one_text_and_its_progress_is_told(recogniser, tmp_path, 
     words = ["ab", "cd", "ba", "dc", "ca", "bd", "ad"]
     path = sound(tmp_path / "long.wav", "  ".join(words))
     told = []
-    (found,) = transcribe(recogniser, [path], longest=0.6, batch=2, progress=lambda *done: told.append(done))
+    (transcript,) = transcribe(recogniser, [path], longest=0.6, batch=2, progress=lambda *done: told.append(done))
     assert len(lengths) >= 5
     assert sum(lengths) == len(spoken("  ".join(words)))
-    assert found.text == " ".join(filter(None, (heard(piece) for _, piece in audio.pieces(path, 0.6, rate=RATE))))
-    assert found.text.count(" ") > 3
+    assert transcript.text == " ".join(filter(None, (heard(piece) for _, piece in audio.pieces(path, 0.6, rate=RATE))))
+    assert transcript.text.count(" ") > 3
     assert {path for path, _ in told} == {path}
     expected = np.cumsum([sum(lengths[place : place + 2]) for place in range(0, len(lengths), 2)]) / RATE
     assert [done for _, done in told] == pytest.approx(expected.tolist())
-    assert found.seconds == told[-1][1]
+    assert transcript.seconds == told[-1][1]
 
 
 def test_pieces_without_words_leave_no_gap(recogniser, tmp_path, monkeypatch):
     said = iter(["", "ab", "", "c", ""])
     monkeypatch.setattr(Recogniser, "segments", writing(lambda _: next(said)))
     monkeypatch.setattr(audio, "pieces", lambda *_, **__: ((0.0, torch.zeros(200)) for _ in range(5)))
-    (found,) = transcribe(recogniser, [tmp_path / "a.wav"], longest=1.0, batch=2)
-    assert found.text == "ab c"
+    (transcript,) = transcribe(recogniser, [tmp_path / "a.wav"], longest=1.0, batch=2)
+    assert transcript.text == "ab c"
 
 
 def test_writing_without_spaces_is_joined_without(tmp_path, monkeypatch):
@@ -324,9 +324,9 @@ def test_writing_without_spaces_is_joined_without(tmp_path, monkeypatch):
     recogniser = Recogniser.load(out)
     assert recogniser.space is None
     monkeypatch.setattr(Recogniser, "segments", writing(lambda _: "ab"))
-    (found,) = transcribe(recogniser, [sound(tmp_path / "a.wav", "abcd" * 4)], longest=0.5)
-    assert found.text == "ab" * (len(found.text) // 2)
-    assert len(found.text) > 6
+    (transcript,) = transcribe(recogniser, [sound(tmp_path / "a.wav", "abcd" * 4)], longest=0.5)
+    assert transcript.text == "ab" * (len(transcript.text) // 2)
+    assert len(transcript.text) > 6
 
 
 def test_memory_is_that_of_batches_however_long_the_file(recogniser, monkeypatch):
@@ -344,8 +344,8 @@ def test_memory_is_that_of_batches_however_long_the_file(recogniser, monkeypatch
 
     monkeypatch.setattr(audio, "pieces", pieces)
     monkeypatch.setattr(Recogniser, "segments", writing(lambda _: "a"))
-    (found,) = transcribe(recogniser, [Path("a.wav")], longest=1.0, batch=3)
-    assert found.text.count("a") == 200
+    (transcript,) = transcribe(recogniser, [Path("a.wav")], longest=1.0, batch=3)
+    assert transcript.text.count("a") == 200
     # The batch before may still be held while the next one is read.
     assert max(most) <= 2 * 3 + 1
 
@@ -381,9 +381,9 @@ def test_the_longest_recording_of_the_training_is_known_to_the_network(recognise
 def test_the_longest_piece_fits_the_network(recogniser, tmp_path, rate):
     path = tmp_path / "long.wav"
     soundfile.write(path, np.random.default_rng(0).standard_normal(5 * rate) * 0.1, rate)
-    (found,) = transcribe(recogniser, [path], longest=ROOM)
-    assert found.fault is None
-    assert found.seconds == pytest.approx(5, abs=0.01)
+    (transcript,) = transcribe(recogniser, [path], longest=ROOM)
+    assert transcript.fault is None
+    assert transcript.seconds == pytest.approx(5, abs=0.01)
 
 
 @pytest.mark.parametrize("given", [{"hop": 64}, {"n_fft": 512, "window": 512}], ids=str)
@@ -393,9 +393,9 @@ def test_the_shortest_file_is_heard_or_told_of_by_any_network(tmp_path, given):
     out = finished(tmp_path / "run", tmp_path / "tones", steps=1, **given)
     short, long = tmp_path / "short.wav", sound(tmp_path / "long.wav", "abcd")
     soundfile.write(short, spoken("a")[:160], RATE)
-    found = list(transcribe(Recogniser.load(out), [short, long], longest=1.0))
-    assert [one.path for one in found] == [short, long]
-    assert found[1].fault is None
+    transcripts = list(transcribe(Recogniser.load(out), [short, long], longest=1.0))
+    assert [transcript.path for transcript in transcripts] == [short, long]
+    assert transcripts[1].fault is None
 
 
 def test_the_shortest_utterance_can_be_learnt_with_any_network(tmp_path):

@@ -35,8 +35,8 @@ def test_ctc_after_a_change(change, tmp_path):
         model.train()(**batch).loss.backward()
         assert model.ctc.weight.grad.any()
         model.eval()
-    found = beam_search(model, x, search=SEARCH)
-    assert found != beam_search(model, x, search=Search(width=2, ctc_weight=0.0))
+    beams = beam_search(model, x, search=SEARCH)
+    assert beams != beam_search(model, x, search=Search(width=2, ctc_weight=0.0))
     save(model, tmp_path)
     reloaded = GreenformerForSpeechSeq2Seq.from_pretrained(tmp_path)
-    assert beam_search(reloaded, x, search=SEARCH) == found
+    assert beam_search(reloaded, x, search=SEARCH) == beams

@@ -1,7 +1,6 @@
 """Recordings: utterances on disk with their parts and lengths, and strings of digits that are new in every epoch."""
 
 import json
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +31,15 @@ def on_disk(train, longest=2.0, valid=(), test=(), rate=RATE) -> OnDisk:
 
 def test_too_long_training_utterances_are_left_out_and_counted(tmp_path):
     every = [utterance(tmp_path, text) for text in ("a", "abcdabcd", "abc", "abcdabcda", "ab")]
-    found = on_disk(every, 3 * LETTER, valid=every[:1], test=every[1:])
-    assert found.left_out == 2
-    assert [found.size(split) for split in ("train", "valid", "test")] == [3, 1, 4]
-    assert [found.length(index) for index in range(3)] == pytest.approx([LETTER, 3 * LETTER, 2 * LETTER])
+    recordings = on_disk(every, 3 * LETTER, valid=every[:1], test=every[1:])
+    assert recordings.left_out == 2
+    assert [recordings.size(split) for split in ("train", "valid", "test")] == [3, 1, 4]
+    assert [recordings.length(index) for index in range(3)] == pytest.approx([LETTER, 3 * LETTER, 2 * LETTER])
     for index, text in enumerate(("a", "abc", "ab")):
-        waveform, written = found.sound("train", index, NOTHING)
+        waveform, written = recordings.sound("train", index, NOTHING)
         assert written == text
         assert_close(waveform.double(), torch.from_numpy(spoken(text)), atol=2**-15, rtol=0)
-    assert found.sound("test", 2, NOTHING)[1] == "abcdabcda"  # what is scored stays whole
+    assert recordings.sound("test", 2, NOTHING)[1] == "abcdabcda"  # what is scored stays whole
     assert on_disk(every, 9 * LETTER).left_out == 0
 
 
@@ -63,11 +62,11 @@ def test_the_shortest_to_allow_is_one_that_can_be_heard(tmp_path):
 
 
 def test_a_split_that_is_missing(tmp_path):
-    found = on_disk([utterance(tmp_path, "a")])
+    recordings = on_disk([utterance(tmp_path, "a")])
     with pytest.raises(ValueError, match=r"^made has no valid split$"):
-        found.size("valid")
+        recordings.size("valid")
     with pytest.raises(ValueError, match=r"^split must be one of train, valid, test, got 'dev'$"):
-        found.size("dev")
+        recordings.size("dev")
 
 
 def test_parts_of_a_call_are_heard_on_their_channel(tmp_path):
@@ -80,24 +79,24 @@ def test_parts_of_a_call_are_heard_on_their_channel(tmp_path):
     turns = [(0, 2, "A", "是"), (3, 5, "B", "不"), (2, 7, "A", "好"), (4, 8, "B", "你")]
     lines = [f"{start * LETTER:.2f} {end * LETTER:.2f} {side}: {text}" for start, end, side, text in turns]
     (tmp_path / f"trans/train/{call}.txt").write_text("\n".join(["# header", *lines]), encoding="gb18030")
-    found = OnDisk(load(tmp_path), RATE, 4.5 * LETTER)
-    assert (found.left_out, found.size("train")) == (1, 3)
-    assert set("".join(found.texts())) >= set("是不你")
+    recordings = OnDisk(load(tmp_path), RATE, 4.5 * LETTER)
+    assert (recordings.left_out, recordings.size("train")) == (1, 3)
+    assert set("".join(recordings.texts())) >= set("是不你")
     letter = round(LETTER * RATE)
     for index, (start, end, side, text) in enumerate([turns[0], turns[1], turns[3]]):
-        waveform, written = found.sound("train", index, NOTHING)
+        waveform, written = recordings.sound("train", index, NOTHING)
         assert written == text
         expected = {"A": left, "B": right}[side][start * letter : end * letter]
         assert_close(waveform.double(), torch.from_numpy(expected), atol=2**-15, rtol=0)
-        assert found.length(index) == pytest.approx((end - start) * LETTER)
+        assert recordings.length(index) == pytest.approx((end - start) * LETTER)
 
 
 def test_another_rate_is_resampled(tmp_path):
-    one = Utterance(sound(tmp_path / "a.wav", "abc", 8_000), "abc")
-    found = on_disk([one])
-    waveform, _ = found.sound("train", 0, NOTHING)
+    clip = Utterance(sound(tmp_path / "a.wav", "abc", 8_000), "abc")
+    recordings = on_disk([clip])
+    waveform, _ = recordings.sound("train", 0, NOTHING)
     assert len(waveform) == round(3 * LETTER * RATE)
-    assert found.length(0) == pytest.approx(3 * LETTER)
+    assert recordings.length(0) == pytest.approx(3 * LETTER)
 
 
 def test_a_damaged_or_missing_training_file_is_found_at_the_start(tmp_path):
@@ -116,15 +115,10 @@ def test_a_damaged_or_missing_training_file_is_found_at_the_start(tmp_path):
     ids=["starts behind the end", "lies behind the end", "is too short"],
 )
 def test_a_part_that_cannot_be_heard_does_not_stop_training_later(tmp_path, part):
-    """Told at the start, or left out: whatever is in the training split can be heard."""
-    every = [utterance(tmp_path, "ab"), utterance(tmp_path, "ba", **part)]
-    with suppress(AudioError):
-        found = on_disk(every)
-        for index in range(found.size("train")):
-            found.sound("train", index, NOTHING)
-        return
-    with pytest.raises(AudioError):
-        on_disk(every)
+    """It is left out, so that whatever is in the training split can be heard."""
+    recordings = on_disk([utterance(tmp_path, "ab"), utterance(tmp_path, "ba", **part)])
+    assert recordings.size("train") == 1
+    recordings.sound("train", 0, NOTHING)
 
 
 def strings(folder: Path) -> DigitStrings:
@@ -132,17 +126,17 @@ def strings(folder: Path) -> DigitStrings:
 
 
 def test_strings_of_digits(tmp_path):
-    found = strings(tmp_path)
-    assert [found.size(split) for split in ("train", "valid", "test")] == [2 * 10 * 2 // 5, 5, 7]
-    assert set("".join(found.texts())) == set("zero one two three four five six seven eight nine")
+    recordings = strings(tmp_path)
+    assert [recordings.size(split) for split in ("train", "valid", "test")] == [2 * 10 * 2 // 5, 5, 7]
+    assert set("".join(recordings.texts())) == set("zero one two three four five six seven eight nine")
     for index in range(5):
-        drawn = [found.sound("train", index, torch.Generator().manual_seed(seed)) for seed in range(50)]
+        drawn = [recordings.sound("train", index, torch.Generator().manual_seed(seed)) for seed in range(50)]
         assert {len(text.split()) for _, text in drawn} == {3 + index}
         seconds = sum(len(waveform) for waveform, _ in drawn) / len(drawn) / spoken_digits.RATE
-        assert found.length(index) == pytest.approx(seconds, rel=0.05)
-    one, other = (found.sound("valid", 3, torch.Generator().manual_seed(seed)) for seed in (1, 2))
-    assert_close(one[0], other[0], **EXACT)
-    assert one[1] == other[1]
+        assert recordings.length(index) == pytest.approx(seconds, rel=0.05)
+    first, second = (recordings.sound("valid", 3, torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    assert_close(first[0], second[0], **EXACT)
+    assert first[1] == second[1]
 
 
 def test_every_epoch_has_new_strings_and_they_depend_on_the_seed_alone(tmp_path):
@@ -152,7 +146,7 @@ def test_every_epoch_has_new_strings_and_they_depend_on_the_seed_alone(tmp_path)
     stream = Stream(objective, 4, 6, 0)
     assert stream.steps_an_epoch == 2
     seen = [stream[place] for place in range(24)]
-    epochs = [{tuple(one["labels"].tolist()) for one in seen[start : start + 8]} for start in (0, 8, 16)]
+    epochs = [{tuple(example["labels"].tolist()) for example in seen[start : start + 8]} for start in (0, 8, 16)]
     assert all(len(epoch) == 8 for epoch in epochs)
     assert not epochs[0] & epochs[1]
     assert not epochs[1] & epochs[2]
@@ -179,9 +173,9 @@ def test_a_manifest_of_parts(tmp_path):
         {"path": "a.wav", "text": "d", "start": 3 * LETTER},
     ]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = OnDisk(load(tmp_path / "train.jsonl"), RATE, 2.0)
-    assert [found.length(0), found.length(1)] == pytest.approx([2 * LETTER, LETTER])
+    recordings = OnDisk(load(tmp_path / "train.jsonl"), RATE, 2.0)
+    assert [recordings.length(0), recordings.length(1)] == pytest.approx([2 * LETTER, LETTER])
     letter = round(LETTER * RATE)
     whole = torch.from_numpy(spoken("abcd"))
     for index, part in enumerate((whole[letter : 3 * letter], whole[3 * letter :])):
-        assert_close(found.sound("train", index, NOTHING)[0].double(), part, atol=2**-15, rtol=0)
+        assert_close(recordings.sound("train", index, NOTHING)[0].double(), part, atol=2**-15, rtol=0)

@@ -110,39 +110,45 @@ def log_probabilities(model, features, transcripts, share=0.0):
     return ((1 - share) * attention + share * ctc).tolist()
 
 
-def check(model, features, found, search, space=None, share=0.0):
+def check(model, features, hypotheses, search, space=None, share=0.0):
     """What holds for every list of hypotheses."""
-    assert found
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
-    assert len({one.tokens for one in found}) == len(found)
-    for one in found:
-        assert isinstance(one, Hypothesis)
-        assert not set(one.tokens) & {PAD, SOS, EOS}
-        assert search.shortest <= len(one.tokens)
-        expected = log_probabilities(model, features, [one.tokens], share)[0]
-        assert one.log_probability == pytest.approx(expected, abs=1e-4)
-        words = words_of(one.tokens, space)
-        length = (len(one.tokens) + 1) ** search.length_power
-        score = search.alpha * one.log_probability / length + search.gamma * words**0.5
-        assert one.score == pytest.approx(score, abs=1e-5)
+    assert hypotheses
+    assert [hypothesis.score for hypothesis in hypotheses] == sorted(
+        (hypothesis.score for hypothesis in hypotheses), reverse=True
+    )
+    assert len({hypothesis.tokens for hypothesis in hypotheses}) == len(hypotheses)
+    for hypothesis in hypotheses:
+        assert isinstance(hypothesis, Hypothesis)
+        assert not set(hypothesis.tokens) & {PAD, SOS, EOS}
+        assert search.shortest <= len(hypothesis.tokens)
+        expected = log_probabilities(model, features, [hypothesis.tokens], share)[0]
+        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-4)
+        words = words_of(hypothesis.tokens, space)
+        length = (len(hypothesis.tokens) + 1) ** search.length_power
+        score = search.alpha * hypothesis.log_probability / length + search.gamma * words**0.5
+        assert hypothesis.score == pytest.approx(score, abs=1e-5)
 
 
-def same(found, expected):
-    assert [[one.tokens for one in row] for row in found] == [[one.tokens for one in row] for row in expected]
+def same(actual, expected):
+    assert [[hypothesis.tokens for hypothesis in row] for row in actual] == [
+        [hypothesis.tokens for hypothesis in row] for row in expected
+    ]
     for name in ("score", "log_probability"):
-        ours, theirs = ([getattr(one, name) for row in side for one in row] for side in (found, expected))
+        ours, theirs = (
+            [getattr(hypothesis, name) for row in side for hypothesis in row] for side in (actual, expected)
+        )
         assert ours == pytest.approx(theirs, abs=1e-4, rel=1e-5)
 
 
 def all_transcripts(model, features, search, letters, space, share=0.0):
     """Every transcript and its score."""
-    found = {}
+    scores = {}
     for length in range(search.shortest, search.longest + 1):
         some = list(product(letters, repeat=length))
         for tokens, log_p in zip(some, log_probabilities(model, features, some, share), strict=True):
             normalised = log_p / (length + 1) ** search.length_power
-            found[tokens] = search.alpha * normalised + search.gamma * words_of(tokens, space) ** 0.5
-    return found
+            scores[tokens] = search.alpha * normalised + search.gamma * words_of(tokens, space) ** 0.5
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -154,16 +160,16 @@ def test_wide_beams_find_the_best_of_all(seed, space, alpha, gamma):
     """Letters 3, 4 and 5, up to 3 of them: 27 hypotheses at most go on at once."""
     model, (x, mask) = network(seed, vocabulary=6, spread=1.5, end=-0.5 * seed), sound(19, 13, seed=seed)
     search = Search(width=41, alpha=alpha, gamma=gamma, longest=3, shortest=seed % 2)
-    found = beam_search(model, x, mask, space=space, search=search)
+    beams = beam_search(model, x, mask, space=space, search=search)
     for row, frames in enumerate((19, 13)):
         features = x[row : row + 1, :frames]
         expected = all_transcripts(model, features, search, (3, 4, 5), space)
-        check(model, features, found[row], search, space)
+        check(model, features, beams[row], search, space)
         best = max(expected, key=expected.get)
-        assert found[row][0].tokens == best
-        assert found[row][0].score == pytest.approx(expected[best], abs=1e-4)
-        for one in found[row]:
-            assert one.score == pytest.approx(expected[one.tokens], abs=1e-4)
+        assert beams[row][0].tokens == best
+        assert beams[row][0].score == pytest.approx(expected[best], abs=1e-4)
+        for hypothesis in beams[row]:
+            assert hypothesis.score == pytest.approx(expected[hypothesis.tokens], abs=1e-4)
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0])
@@ -171,22 +177,22 @@ def test_wide_beams_find_the_best_of_all(seed, space, alpha, gamma):
 def test_wide_beams_find_the_best_of_all_with_length_normalisation(power, share):
     model, (x, mask) = network(1, vocabulary=6, spread=1.5, ctc_weight=0.3), sound(19, 13, seed=1)
     search = Search(width=41, longest=3, length_power=power, ctc_weight=share)
-    found = beam_search(model, x, mask, search=search)
+    beams = beam_search(model, x, mask, search=search)
     for row, frames in enumerate((19, 13)):
         features = x[row : row + 1, :frames]
         expected = all_transcripts(model, features, search, (3, 4, 5), None, share)
-        check(model, features, found[row], search, share=share)
-        assert found[row][0].tokens == max(expected, key=expected.get)
+        check(model, features, beams[row], search, share=share)
+        assert beams[row][0].tokens == max(expected, key=expected.get)
 
 
 def test_length_normalisation_makes_transcripts_no_shorter():
     lengths = []
     for power in (0.0, 1.0):
         x, mask = sound(61, 43, seed=3)
-        found = [
+        batches = [
             beam_search(network(seed, end=0.5), x, mask, search=Search(width=4, length_power=power)) for seed in SEEDS
         ]
-        lengths.append(sum(len(row[0].tokens) for rows in found for row in rows))
+        lengths.append(sum(len(row[0].tokens) for rows in batches for row in rows))
     assert lengths[0] < lengths[1]
 
 
@@ -195,9 +201,9 @@ def test_the_end_waits_until_it_is_likely_enough(threshold):
     """By teacher forcing: each transcript's end passes, and by greedy search no earlier end does."""
     for seed in SEEDS:
         model, (x, mask) = network(seed, end=-0.3), sound(61, 43, seed=seed)
-        found = beam_search(model, x, mask, search=Search(width=1, gamma=0, end_threshold=threshold))
+        beams = beam_search(model, x, mask, search=Search(width=1, gamma=0, end_threshold=threshold))
         for row, frames in enumerate((61, 43)):
-            features, tokens = x[row : row + 1, :frames], found[row][0].tokens
+            features, tokens = x[row : row + 1, :frames], beams[row][0].tokens
             ids = torch.tensor([[SOS, *tokens]])
             with torch.no_grad():
                 scores = model(features, decoder_input_ids=ids).logits[0].log_softmax(1)
@@ -212,10 +218,10 @@ def test_the_models_of_these_tests_write_something():
     """Else much of this file would be about empty transcripts, or about the limit."""
     x, mask = sound(71, 61, 43, 30)
     search = Search(width=3, length_power=0.0)
-    found = [beam_search(network(seed, end=-0.6), x, mask, search=search) for seed in (0, 2, 4)]
-    lengths = [[len(row[0].tokens) for row in rows] for rows in found]
+    batches = [beam_search(network(seed, end=-0.6), x, mask, search=search) for seed in (0, 2, 4)]
+    lengths = [[len(row[0].tokens) for row in rows] for rows in batches]
     assert len({length for row in lengths for length in row} - {0, 17, 15, 10, 7}) > 1
-    assert len({row[0].tokens for rows in found for row in rows}) > 6
+    assert len({row[0].tokens for rows in batches for row in rows}) > 6
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -231,7 +237,7 @@ def test_alone_in_a_batch_and_without_a_cache(name):
         for row, frames in enumerate(lengths):
             features = x[row : row + 1, :frames]
             check(model, features, together[row], search, space)
-            assert max(len(one.tokens) for one in together[row]) <= min(frames // 4, LONGEST - 1)
+            assert max(len(hypothesis.tokens) for hypothesis in together[row]) <= min(frames // 4, LONGEST - 1)
             same([together[row]], beam_search(model, features, space=space, search=search))
 
 
@@ -245,11 +251,11 @@ def test_attention_that_reads_whole_sequences():
             together = beam_search(model, x, mask, search=search)
             same(together, beam_search(model, x, mask.long(), search=search))
             for row in range(4):
-                one = beam_search(model, x[row : row + 1], mask[row : row + 1], search=search)
-                same([together[row]], one)
+                alone = beam_search(model, x[row : row + 1], mask[row : row + 1], search=search)
+                same([together[row]], alone)
         greedy = beam_search(model, x, mask, search=Search(width=1, gamma=0, longest=7))
         written = model.generate(x, attention_mask=mask, max_new_tokens=7, do_sample=False, suppress_tokens=[PAD, SOS])
-        assert [one[0].tokens for one in greedy] == [until_end(row) for row in written]
+        assert [beam[0].tokens for beam in greedy] == [until_end(row) for row in written]
 
 
 def until_end(row):
@@ -260,18 +266,18 @@ def until_end(row):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_one_beam_is_greedy(name):
     model, (x, mask) = network(4, name, end=-0.5), sound(61, 43, 18, seed=4)
-    found = beam_search(model, x, mask, search=Search(width=1, gamma=0, longest=9))
+    beams = beam_search(model, x, mask, search=Search(width=1, gamma=0, longest=9))
     written = model.generate(x, attention_mask=mask, max_new_tokens=9, do_sample=False, suppress_tokens=[PAD, SOS])
-    assert [one[0].tokens for one in found] == [until_end(row) for row in written]
-    assert all(len(one) == 1 for one in found)
+    assert [beam[0].tokens for beam in beams] == [until_end(row) for row in written]
+    assert all(len(beam) == 1 for beam in beams)
 
 
 def test_wider_is_mostly_no_worse_than_greedy():
     better, worse = 0, 0
     for seed in range(6):
         model, x = network(seed, end=-0.6), sound(31, seed=seed)[0]
-        one, eight = (beam_search(model, x, search=Search(width=w, gamma=0))[0][0].score for w in (1, 8))
-        better, worse = better + (eight > one + 1e-4), worse + (eight < one - 1e-4)
+        narrow, wide = (beam_search(model, x, search=Search(width=w, gamma=0))[0][0].score for w in (1, 8))
+        better, worse = better + (wide > narrow + 1e-4), worse + (wide < narrow - 1e-4)
     assert better > 1
     assert worse <= 1
 
@@ -282,16 +288,16 @@ def test_longest(width):
     model, (x, mask) = network(spread=2, end=-60), sound(61, 43, 18, 5)
 
     def written(**options):
-        found = beam_search(model, x, mask, search=Search(width=width, **options))
-        assert all(len({len(one.tokens) for one in row}) == 1 for row in found)
-        return [len(row[0].tokens) for row in found]
+        beams = beam_search(model, x, mask, search=Search(width=width, **options))
+        assert all(len({len(hypothesis.tokens) for hypothesis in row}) == 1 for row in beams)
+        return [len(row[0].tokens) for row in beams]
 
     assert written() == [15, 10, 4, 1]
     assert written(longest=6) == [6, 6, 6, 6]
     assert written(longest=1) == [1, 1, 1, 1]
     assert written(longest=500) == [LONGEST - 1] * 4
-    found = beam_search(model, x[:1], search=Search(width=width))
-    assert len(found[0][0].tokens) == 15
+    beams = beam_search(model, x[:1], search=Search(width=width))
+    assert len(beams[0][0].tokens) == 15
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -301,34 +307,38 @@ def test_shortest(width, cached):
     model, (x, mask) = network(spread=2, end=20), sound(61, 43)
     for shortest in (0, 1, 5):
         search = Search(width=width, shortest=shortest, cached=cached)
-        for row, found in enumerate(beam_search(model, x, mask, search=search)):
-            check(model, x[row : row + 1, : (61, 43)[row]], found, search)
-            assert len(found[0].tokens) == shortest
+        for row, hypotheses in enumerate(beam_search(model, x, mask, search=search)):
+            check(model, x[row : row + 1, : (61, 43)[row]], hypotheses, search)
+            assert len(hypotheses[0].tokens) == shortest
     search = Search(width=width, shortest=4, longest=4, cached=cached)
-    assert {len(one.tokens) for found in beam_search(model, x, mask, search=search) for one in found} == {4}
+    assert {
+        len(hypothesis.tokens) for hypotheses in beam_search(model, x, mask, search=search) for hypothesis in hypotheses
+    } == {4}
 
 
 def test_no_more_hypotheses_than_the_width():
     """Also where one has ended before and all others end at the limit."""
     for seed in SEEDS:
         model, (x, mask) = network(seed, end=-0.6), sound(61, 43, 6, 30, seed=seed)
-        assert all(1 <= len(found) <= 3 for found in beam_search(model, x, mask, search=Search(width=3, gamma=0.5)))
+        assert all(
+            1 <= len(hypotheses) <= 3 for hypotheses in beam_search(model, x, mask, search=Search(width=3, gamma=0.5))
+        )
 
 
 def test_shortest_beyond_an_utterances_own_length():
     """Of 4 positions and 1, and 5 characters at least: there is a transcript all the same."""
     model, (x, mask) = network(spread=2, end=-3), sound(61, 18, 5)
-    found = beam_search(model, x, mask, search=Search(width=3, shortest=5))
-    assert all(found)
-    found = beam_search(model, x, mask, search=Search(width=3, shortest=LONGEST + 7))
-    assert all(found)
+    beams = beam_search(model, x, mask, search=Search(width=3, shortest=5))
+    assert all(beams)
+    beams = beam_search(model, x, mask, search=Search(width=3, shortest=LONGEST + 7))
+    assert all(beams)
 
 
 def test_an_utterance_of_no_position():
     model, (x, mask) = network(spread=2, end=-3), sound(30, 3)
-    found = beam_search(model, x, mask, search=Search(width=3))
-    assert [one.tokens for one in found[1]] == [()]
-    same([found[0]], beam_search(model, x[:1], search=Search(width=3)))
+    beams = beam_search(model, x, mask, search=Search(width=3))
+    assert [hypothesis.tokens for hypothesis in beams[1]] == [()]
+    same([beams[0]], beam_search(model, x[:1], search=Search(width=3)))
 
 
 def test_marks_are_never_written():
@@ -338,17 +348,17 @@ def test_marks_are_never_written():
         model.score.weight[[PAD, SOS], 0] += 9
     for width in (1, 5, 40):
         search = Search(width=width, longest=5)
-        for row, found in enumerate(beam_search(model, x, mask, search=search)):
-            check(model, x[row : row + 1, : (61, 43)[row]], found, search)
+        for row, hypotheses in enumerate(beam_search(model, x, mask, search=search)):
+            check(model, x[row : row + 1, : (61, 43)[row]], hypotheses, search)
 
 
 def test_a_vocabulary_smaller_than_the_beam():
     """One letter: at every step one hypothesis goes on."""
     model, (x, mask) = network(vocabulary=4), sound(31, 17)
     search = Search(width=9, longest=5)
-    for row, found in enumerate(beam_search(model, x, mask, search=search)):
-        check(model, x[row : row + 1, : (31, 17)[row]], found, search)
-        assert {one.tokens for one in found} <= {(3,) * length for length in range(6)}
+    for row, hypotheses in enumerate(beam_search(model, x, mask, search=search)):
+        check(model, x[row : row + 1, : (31, 17)[row]], hypotheses, search)
+        assert {hypothesis.tokens for hypothesis in hypotheses} <= {(3,) * length for length in range(6)}
 
 
 @pytest.mark.parametrize("name", ["dense", "mixed decoder"])
@@ -362,12 +372,12 @@ def test_utterances_leave_at_different_times(name, monkeypatch):
         return forward(ids, *given, **options)
 
     monkeypatch.setattr(model.decoder, "forward", counted)
-    found = beam_search(model, x, mask, search=Search(width=3, gamma=0.5))
+    hypotheses = beam_search(model, x, mask, search=Search(width=3, gamma=0.5))
     assert rows[0] == (15, 5)
     assert all(beams == 3 * memories for beams, memories in rows)
     assert rows == sorted(rows, reverse=True)
     assert len(set(rows)) >= 3
-    assert len({len(row[0].tokens) for row in found}) >= 3
+    assert len({len(row[0].tokens) for row in hypotheses}) >= 3
 
 
 def test_the_end_comes_when_nothing_better_can():
@@ -395,8 +405,8 @@ def test_float32_is_enough():
     model, (x, mask) = network(1, spread=2, end=-5), sound(61, 43, 18)
     search = Search(width=4)
     expected = beam_search(model, x, mask, search=search)
-    found = beam_search(model.float(), x.float(), mask, search=search)
-    same([row[:1] for row in found], [row[:1] for row in expected])
+    beams = beam_search(model.float(), x.float(), mask, search=search)
+    same([row[:1] for row in beams], [row[:1] for row in expected])
 
 
 def test_gradients_are_not_kept_and_weights_stay():
@@ -436,8 +446,8 @@ def test_wrong_options(options, message):
 
 def test_in_half_precision():
     x, mask = sound(43, 31)
-    found = beam_search(network(2).bfloat16(), x.bfloat16(), mask, search=Search(width=3, longest=20))
-    assert all(rows and all(math.isfinite(one.score) for one in rows) for rows in found)
+    beams = beam_search(network(2).bfloat16(), x.bfloat16(), mask, search=Search(width=3, longest=20))
+    assert all(rows and all(math.isfinite(hypothesis.score) for hypothesis in rows) for rows in beams)
 
 
 # With a share of CTC.
@@ -452,14 +462,14 @@ def test_wide_beams_find_the_best_of_all_with_ctc(share, space, alpha, gamma):
     lengths = (19, 13)
     model, (x, mask) = network(1, vocabulary=6, end=-0.5, ctc_weight=0.3), sound(*lengths, seed=1)
     search = Search(width=41, alpha=alpha, gamma=gamma, longest=3, ctc_weight=share)
-    found = beam_search(model, x, mask, space=space, search=search)
+    beams = beam_search(model, x, mask, space=space, search=search)
     for row, frames in enumerate(lengths):
         features = x[row : row + 1, :frames]
         expected = all_transcripts(model, features, search, (3, 4, 5), space, share)
-        check(model, features, found[row], search, space, share)
+        check(model, features, beams[row], search, space, share)
         best = max(expected, key=expected.get)
-        assert found[row][0].tokens == best
-        assert found[row][0].score == pytest.approx(expected[best], abs=1e-4)
+        assert beams[row][0].tokens == best
+        assert beams[row][0].score == pytest.approx(expected[best], abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["dense", "lrt", "mixed decoder"])
@@ -510,18 +520,18 @@ def test_no_longer_than_ctc_has_room_for(share):
     model, (x, mask) = network(vocabulary=4, end=-60, ctc_weight=0.3), sound(*lengths)
     for options in ({"shortest": 3}, {"longest": 9, "shortest": 9}):
         search = Search(width=3, ctc_weight=share, **options)
-        found = beam_search(model, x, mask, search=search)
-        assert [max(len(one.tokens) for one in row) for row in found] == [2, 1, 0]
+        beams = beam_search(model, x, mask, search=search)
+        assert [max(len(hypothesis.tokens) for hypothesis in row) for row in beams] == [2, 1, 0]
         for row, frames in enumerate(lengths[:2]):
-            assert all(math.isfinite(one.score) for one in found[row])
-            check(model, x[row : row + 1, :frames], found[row], replace(search, shortest=0), None, share)
+            assert all(math.isfinite(hypothesis.score) for hypothesis in beams[row])
+            check(model, x[row : row + 1, :frames], beams[row], replace(search, shortest=0), None, share)
 
 
 def test_ctc_in_other_types():
     model, (x, mask) = network(1, spread=2, end=-5, ctc_weight=0.3), sound(61, 43, 18)
     search = Search(width=4)
     expected = beam_search(model, x, mask, search=search)
-    found = beam_search(model.float(), x.float(), mask, search=search)
-    same([row[:1] for row in found], [row[:1] for row in expected])
-    found = beam_search(model.bfloat16(), x.bfloat16(), mask, search=search)
-    assert all(rows and all(math.isfinite(one.score) for one in rows) for rows in found)
+    beams = beam_search(model.float(), x.float(), mask, search=search)
+    same([row[:1] for row in beams], [row[:1] for row in expected])
+    beams = beam_search(model.bfloat16(), x.bfloat16(), mask, search=search)
+    assert all(rows and all(math.isfinite(hypothesis.score) for hypothesis in rows) for rows in beams)

@@ -131,8 +131,8 @@ def test_padding_changes_no_gradient():
     model = model.float()  # CTC is computed in it
     together = torch.autograd.grad(model(x.float(), mask, labels=labels).loss, leaves)
     alone = sum(
-        model(x[row : row + 1, :frames].float(), labels=labels[row : row + 1, :kept], num_items_in_batch=12).loss
-        for row, (frames, kept) in enumerate(((22, 5), (15, 4), (13, 3)))
+        model(x[row : row + 1, :frames].float(), labels=labels[row : row + 1, :count], num_items_in_batch=12).loss
+        for row, (frames, count) in enumerate(((22, 5), (15, 4), (13, 3)))
     )
     assert_close(together, torch.autograd.grad(alone, leaves), atol=1e-5, rtol=1e-4)
 
@@ -142,10 +142,10 @@ def by_hand(model, x, mask, labels):
     attention, ctc = 0.0, 0.0
     for row in range(len(x)):
         asked = labels[row][labels[row] != -100]
-        one = x[row : row + 1, mask[row]]
-        logits = model(one, decoder_input_ids=torch.cat([torch.tensor([SOS]), asked[:-1]])[None]).logits[0]
+        utterance = x[row : row + 1, mask[row]]
+        logits = model(utterance, decoder_input_ids=torch.cat([torch.tensor([SOS]), asked[:-1]])[None]).logits[0]
         attention = attention - sum(logits[i].log_softmax(0)[token] for i, token in enumerate(asked))
-        memory = model.encoder(one).last_hidden_state[0]
+        memory = model.encoder(utterance).last_hidden_state[0]
         scores = model.ctc(memory).log_softmax(1)
         spoken = asked[asked != EOS]
         loss = F.ctc_loss(scores[:, None], spoken[None], [len(memory)], [len(spoken)], blank=PAD, reduction="sum")
@@ -224,9 +224,9 @@ def test_labels_of_minus_100():
     assert_close(out.loss, F.cross_entropy(out.logits[asked], labels[asked]), **CLOSE)
     sparse = network(sparse_prediction=True)
     sparse.load_state_dict(model.state_dict())
-    found = sparse(x, mask, labels=labels)
-    assert_close(found.logits, out.logits[asked], **CLOSE)
-    assert_close(found.loss, out.loss, **CLOSE)
+    output = sparse(x, mask, labels=labels)
+    assert_close(output.logits, out.logits[asked], **CLOSE)
+    assert_close(output.loss, out.loss, **CLOSE)
     assert model(x, mask, labels=torch.full_like(labels, -100)).loss == 0
 
 
@@ -240,7 +240,7 @@ def test_generation(name, way):
     x, mask = sound(37, 22, 15)
     options = {"max_new_tokens": 4, "eos_token_id": None} | way
     cached, plain = (
-        model.generate(input_features=x, attention_mask=mask, use_cache=kept, **options) for kept in (True, False)
+        model.generate(input_features=x, attention_mask=mask, use_cache=cache, **options) for cache in (True, False)
     )
     assert cached.shape == (3, 5)
     assert torch.equal(cached, plain)
@@ -404,8 +404,8 @@ def test_encoder_alone():
     model = network()
     x, mask = sound(37, 22)
     out = model.encoder(x, mask)
-    kept = shortened(mask)
-    assert out.last_hidden_state.shape == (*kept.shape, 15)
+    positions = shortened(mask)
+    assert out.last_hidden_state.shape == (*positions.shape, 15)
     assert out.last_hidden_state.isfinite().all()
 
 

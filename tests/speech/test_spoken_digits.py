@@ -15,7 +15,7 @@ SPEAKERS = ("ann", "bob", "cleo")
 TAKES = 11
 
 
-def made():
+def corpus_arrays():
     """Arrays of 3 speakers, 10 digits and takes 0-10, in an order that is none; no sample is zero."""
     draw = np.random.default_rng(0)
     who = [(speaker, digit, take) for speaker in range(len(SPEAKERS)) for digit in range(10) for take in range(TAKES)]
@@ -36,7 +36,7 @@ def made():
 
 @pytest.fixture
 def corpus():
-    return made()
+    return corpus_arrays()
 
 
 @pytest.fixture
@@ -56,23 +56,23 @@ def source(seed):
 def drawn(digits, split, count):
     """The clips of `count` strings, and of these the speakers."""
     made_of = [digits.string(split, index % digits.size(split), source(index))[2] for index in range(count)]
-    return {clip for one in made_of for clip in one["clips"]}, {one["speaker"] for one in made_of}
+    return {clip for string in made_of for clip in string["clips"]}, {string["speaker"] for string in made_of}
 
 
 def pauses(samples, clips, corpus):
     """The silent samples between the clips, which must be those of the corpus at twice the rate and nothing else."""
-    place, found = 0, []
+    place, silences = 0, []
     for number, clip in enumerate(clips):
         start, end = corpus["offsets"][clip : clip + 2]
         begin = place
         if number:
             place += int(samples[place:].nonzero()[0])
-        found += [place - begin] if number else []
+        silences += [place - begin] if number else []
         expected = torch.from_numpy(resample_poly(corpus["audio"][start:end] / 32768, 2, 1)).float()
         torch.testing.assert_close(samples[place : place + len(expected)], expected, rtol=0, atol=1e-5)
         place += len(expected)
     assert place == len(samples)
-    return found
+    return silences
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -93,11 +93,11 @@ def test_a_string_is_its_clips(folder, corpus, split):
 
 def test_splits_have_no_clip_in_common(folder, corpus):
     digits = load(folder, valid_strings=401, test_strings=401)
-    found = {split: drawn(digits, split, 401)[0] for split in ("train", "valid", "test")}
-    takes = {split: {int(corpus["index"][clip]) for clip in clips} for split, clips in found.items()}
+    draws = {split: drawn(digits, split, 401)[0] for split in ("train", "valid", "test")}
+    takes = {split: {int(corpus["index"][clip]) for clip in clips} for split, clips in draws.items()}
     assert takes == {"train": {8, 9, 10}, "valid": {5, 6, 7}, "test": {0, 1, 2, 3, 4}}
     # No clip is left unused: 2,000 draws from 90 miss one with a chance of 2e-8.
-    assert len(found["train"]) == 3 * 10 * 3
+    assert len(draws["train"]) == 3 * 10 * 3
 
 
 def test_a_speaker_held_out(folder, corpus):
@@ -245,10 +245,10 @@ def test_the_real_corpus():
     digits = load(REAL)
     assert [digits.size(split) for split in ("train", "valid", "test")] == [2520 // 5, 300, 300]
     assert digits.speakers == ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"]
-    found = {split: drawn(digits, split, 504) for split in ("train", "valid", "test")}
-    assert not found["train"][0] & (found["valid"][0] | found["test"][0])
-    assert not found["valid"][0] & found["test"][0]
-    assert all(speakers == set(digits.speakers) for _, speakers in found.values())
+    draws = {split: drawn(digits, split, 504) for split in ("train", "valid", "test")}
+    assert not draws["train"][0] & (draws["valid"][0] | draws["test"][0])
+    assert not draws["valid"][0] & draws["test"][0]
+    assert all(speakers == set(digits.speakers) for _, speakers in draws.values())
     samples, text, made_of = digits.string("test", 4, source(0))
     assert len(text.split()) == len(made_of["clips"]) == 7
     assert 1.0 < len(samples) / 16_000 < 12
@@ -261,7 +261,7 @@ def test_a_real_speaker_held_out(monkeypatch):
     monkeypatch.setattr(spoken_digits, "_resampled", lambda audio, offsets: (torch.from_numpy(audio), offsets))
     digits = load(REAL, held_out="theo")
     assert digits.size("train") == 5 * 10 * 47 // 5
-    found = {split: drawn(digits, split, 307) for split in ("train", "valid", "test")}
-    assert found["test"][1] == {"theo"}
-    assert "theo" not in found["train"][1] | found["valid"][1]
-    assert not found["train"][0] & found["valid"][0]
+    draws = {split: drawn(digits, split, 307) for split in ("train", "valid", "test")}
+    assert draws["test"][1] == {"theo"}
+    assert "theo" not in draws["train"][1] | draws["valid"][1]
+    assert not draws["train"][0] & draws["valid"][0]

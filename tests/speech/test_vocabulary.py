@@ -32,12 +32,12 @@ def test_ids():
 def test_text_comes_back(texts):
     tokenizer = vocabulary(texts, max_length=50)
     for text in texts:
-        found = ids(tokenizer, text)
-        assert len(found) == len(text)
-        assert min(found) > 2
-        assert tokenizer.decode(found) == text
-        assert tokenizer.decode([1, *found, 2, 0, 0], skip_special_tokens=True) == text
-        assert [tokenizer.decode([one]) for one in found] == list(text)
+        tokens = ids(tokenizer, text)
+        assert len(tokens) == len(text)
+        assert min(tokens) > 2
+        assert tokenizer.decode(tokens) == text
+        assert tokenizer.decode([1, *tokens, 2, 0, 0], skip_special_tokens=True) == text
+        assert [tokenizer.decode([token]) for token in tokens] == list(text)
     assert tokenizer.batch_decode([ids(tokenizer, text) for text in texts]) == texts
     assert ids(tokenizer, texts) == [ids(tokenizer, text) for text in texts]
     assert tokenizer.decode([]) == ""
@@ -68,9 +68,9 @@ def test_unknown_characters_are_left_out():
 def test_marks_in_a_text_are_characters(mark):
     tokenizer = vocabulary(["PADSOE<>ab"], max_length=50)
     text = f"a{mark}b"
-    found = ids(tokenizer, text)
-    assert not set(found) & {0, 1, 2}
-    assert tokenizer.decode(found) == text
+    tokens = ids(tokenizer, text)
+    assert not set(tokens) & {0, 1, 2}
+    assert tokenizer.decode(tokens) == text
     without = vocabulary(["ab"], max_length=50)
     assert ids(without, text) == ids(without, "ab") == [3, 4]
 
@@ -84,9 +84,9 @@ def test_a_saved_one_is_the_same(texts, tmp_path):
     assert (loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == (0, 1, 2)
     assert loaded.model_max_length == 11
     for text in (*texts, "a<PAD>b<EOS>", " a  c ", "x'y .", "中"):
-        found = ids(tokenizer, text)
-        assert ids(loaded, text) == found
-        assert loaded.decode(found) == tokenizer.decode(found)
+        tokens = ids(tokenizer, text)
+        assert ids(loaded, text) == tokens
+        assert loaded.decode(tokens) == tokenizer.decode(tokens)
     long = "".join(texts) * 2
     assert ids(loaded, long, truncation=True) == ids(tokenizer, long)[:11]
 
@@ -98,9 +98,9 @@ def test_truncation_and_padding():
     assert ids(tokenizer, "abc", truncation=True, max_length=4) == [3, 4, 5]
     # What one call asks for is not kept for the next.
     assert ids(tokenizer, "abcabc", verbose=False) == [3, 4, 5, 3, 4, 5]
-    found = tokenizer(["abc", "b"], padding=True)
-    assert found["input_ids"] == [[3, 4, 5], [4, 0, 0]]
-    assert found["attention_mask"] == [[1, 1, 1], [1, 0, 0]]
+    batch = tokenizer(["abc", "b"], padding=True)
+    assert batch["input_ids"] == [[3, 4, 5], [4, 0, 0]]
+    assert batch["attention_mask"] == [[1, 1, 1], [1, 0, 0]]
 
 
 def test_wrong_arguments():

@@ -81,15 +81,15 @@ def test_killed_at_any_moment_the_one_before_or_the_new_one_is_whole(tmp_path: P
         writer = process(target=write_and_die, args=(folder, nth))
         writer.start()
         writer.join(timeout=60)
-        found = checkpoint.newest(folder, silent)  # nothing looks damaged
-        assert found is not None
-        assert found.name in ("step-2", "step-3")
-        expected = "newer weights" if found.name == "step-3" else "some weights"
-        assert (found / "model.safetensors").read_text() == expected
+        newest = checkpoint.newest(folder, silent)  # nothing looks damaged
+        assert newest is not None
+        assert newest.name in ("step-2", "step-3")
+        expected = "newer weights" if newest.name == "step-3" else "some weights"
+        assert (newest / "model.safetensors").read_text() == expected
         # What was left over does not stand in the way of the next one.
         checkpoint.write(folder, 4, fill, keep=1)
         assert [path.name for path in folder.iterdir()] == ["step-4"]
-        seen.add((found.name, writer.exitcode))
+        seen.add((newest.name, writer.exitcode))
         if writer.exitcode == 0:
             break
     assert seen == {("step-2", -signal.SIGKILL), ("step-3", -signal.SIGKILL), ("step-3", 0)}

@@ -17,28 +17,28 @@ CASES = {
     "dropless": {"capacity": None},
     "top 2, low rank": {"capacity": None, "k": 2, "ranks": {"up": 3}},
     "capacity": {"capacity": 0.7, "least": 1, "k": 2, "gated": True},
-    "one expert gets all": {"capacity": None, "one": True},
+    "one expert gets all": {"capacity": None, "crowded": True},
     "one process has nothing but padding": {"lengths": (11, 7, 0, 0)},
 }
 
 
-def block(ranks=None, one=False, **options):
+def block(ranks=None, crowded=False, **options):
     torch.manual_seed(0)
     options.pop("lengths", None)
     module = build("switch", Size(D, F, nn.GELU, ranks=ranks or {}), experts=E, jitter=0.0, **options).double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
-        if one:
+        if crowded:
             module.router.zero_()
             module.router[3] = 1.0
     return module.train()
 
 
-def batch(one=False, lengths=(11, 6, 9, 1), **_):
+def batch(crowded=False, lengths=(11, 6, 9, 1), **_):
     draw = torch.Generator().manual_seed(1)
     x, weight = (torch.randn(B, N, D, dtype=torch.float64, generator=draw) for _ in range(2))
-    return x.abs() if one else x, weight, torch.arange(N) < torch.tensor(lengths)[:, None]
+    return x.abs() if crowded else x, weight, torch.arange(N) < torch.tensor(lengths)[:, None]
 
 
 def learn(module, x, weight, mask, share):

@@ -56,8 +56,8 @@ def trained(objective, schedule: Schedule, dtype=torch.float32, **sizes):
     return model, fit(model, objective, schedule, label="tiny", console=QUIET)
 
 
-def assert_same(one, two, **tolerance) -> None:
-    for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
+def assert_same(model, expected, **tolerance) -> None:
+    for (name, a), b in zip(model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -66,12 +66,12 @@ def test_it_learns_and_tells_how(digits: Splits) -> None:
     objective = ImageClassification(digits)
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "hidden_dropout_prob": 0.1}
     model, history = trained(objective, schedule, **sizes, initializer_range=0.2)
-    loss, found = history.curve("loss"), history.curve("eval_accuracy")
-    assert [step for step, _ in loss] == [step for step, _ in found] == [5 * epoch for epoch in range(1, 21)]
+    loss, scores = history.curve("loss"), history.curve("eval_accuracy")
+    assert [step for step, _ in loss] == [step for step, _ in scores] == [5 * epoch for epoch in range(1, 21)]
     assert (history.steps_an_epoch, history.steps, history.stopped) == (5, 100, None)
     assert loss[-1][1] < 0.6 * loss[0][1]
-    assert found[-1][1] > 50  # ten classes: chance is 10
-    assert found[-1][1] == pytest.approx(accuracy(*predict(model, digits.test)))
+    assert scores[-1][1] > 50  # ten classes: chance is 10
+    assert scores[-1][1] == pytest.approx(accuracy(*predict(model, digits.test)))
     assert 0 < history.seconds < 60
     assert [entry["epoch"] for entry in history.log if "loss" in entry] == list(range(1, 21))
 
@@ -115,11 +115,11 @@ def test_a_training_that_diverges_names_both_rates_and_leaves_nothing(tmp_path: 
 def test_the_same_seed_gives_the_same_model(digits: Splits) -> None:
     objective = ImageClassification(digits)
     schedule = Schedule(epochs=1, batch_size=32, seed=5)
-    (one, history), (two, _) = (trained(objective, schedule, hidden_dropout_prob=0.1) for _ in range(2))
+    (model, history), (twin, _) = (trained(objective, schedule, hidden_dropout_prob=0.1) for _ in range(2))
     assert history.steps == 200 // 32
-    assert_same(one, two, rtol=0, atol=0)
+    assert_same(model, twin, rtol=0, atol=0)
     other, _ = trained(objective, Schedule(epochs=1, batch_size=32, seed=6), hidden_dropout_prob=0.1)
-    assert not torch.equal(other.classifier.weight, one.classifier.weight)
+    assert not torch.equal(other.classifier.weight, model.classifier.weight)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -130,7 +130,7 @@ def test_a_batch_in_parts_teaches_what_it_teaches_at_once(name: str) -> None:
     whole, curve = trained(objective, Schedule(**options), torch.float64)
     parts, other = trained(objective, Schedule(**options, accumulate=3), torch.float64)
     assert_same(parts, whole, rtol=0, atol=1e-9)
-    losses, expected = ([value for _, value in found.curve("loss")] for found in (other, curve))
+    losses, expected = ([value for _, value in history.curve("loss")] for history in (other, curve))
     assert len(losses) == 4
     assert losses == pytest.approx(expected, abs=1e-6)  # they are logged in float32
 
@@ -170,11 +170,11 @@ def test_bfloat16_stays_close(digits: Splits) -> None:
     options = {"steps": 30, "batch_size": 20, "log_every": 5}
     _, expected = trained(objective, Schedule(**options))
     model, history = trained(objective, Schedule(**options, precision="bf16"))
-    losses, wanted = ([value for _, value in found.curve("loss")] for found in (history, expected))
-    assert losses == pytest.approx(wanted, rel=0.03)
-    assert losses != pytest.approx(wanted, rel=1e-6)  # it was another precision
+    losses, expected_losses = ([value for _, value in each.curve("loss")] for each in (history, expected))
+    assert losses == pytest.approx(expected_losses, rel=0.03)
+    assert losses != pytest.approx(expected_losses, rel=1e-6)  # it was another precision
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert wanted[-1] < wanted[0]
+    assert expected_losses[-1] < expected_losses[0]
 
 
 def test_recomputing_changes_nothing_but_the_work() -> None:
@@ -185,7 +185,7 @@ def test_recomputing_changes_nothing_but_the_work() -> None:
         nonlocal calls
         calls += torch.is_grad_enabled()  # not in evaluation
 
-    found = []
+    results = []
     for recompute in (False, True):
         calls = 0
         torch.manual_seed(0)
@@ -194,9 +194,9 @@ def test_recomputing_changes_nothing_but_the_work() -> None:
         layer = next(module for module in model.modules() if isinstance(module, EncoderLayer))
         layer.feed_forward.up.register_forward_pre_hook(count)
         fit(model, objective, Schedule(steps=3, batch_size=4, recompute=recompute), label="", console=QUIET)
-        found.append((model, calls))
-    assert [calls for _, calls in found] == [3, 6]
-    assert_same(found[0][0], found[1][0], rtol=0, atol=1e-6)
+        results.append((model, calls))
+    assert [calls for _, calls in results] == [3, 6]
+    assert_same(results[0][0], results[1][0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("greater_is_better", [True, False])

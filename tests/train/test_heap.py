@@ -25,7 +25,7 @@ def pages():
 
 pages()
 outside = pages()
-with _heap.kept():
+with _heap.page_reuse():
     pages()
     inside = pages()
 print(json.dumps([outside, inside, pages()]))
@@ -43,5 +43,5 @@ def test_pages_are_used_again_within_the_block_and_go_back_behind_it() -> None:
 def test_what_the_environment_says_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     monkeypatch.setattr(_heap.ctypes, "CDLL", lambda _: pytest.fail("the library was asked for"))
-    with _heap.kept():
+    with _heap.page_reuse():
         pass

@@ -250,9 +250,9 @@ def test_a_run_that_a_signal_stopped_while_dense_goes_on(tmp_path: Path, monkeyp
     assert run.resume(tmp_path / "run", QUIET).scores == whole.scores
     assert run.metrics_of(tmp_path / "run") == run.metrics_of(tmp_path / "whole")
     for place in ("model", "at/3/model"):
-        one, two = (load_file(tmp_path / name / place / MODEL) for name in ("whole", "run"))
-        assert one.keys() == two.keys()
-        assert all(torch.equal(x, two[name]) for name, x in one.items())
+        expected, actual = (load_file(tmp_path / name / place / MODEL) for name in ("whole", "run"))
+        assert expected.keys() == actual.keys()
+        assert all(torch.equal(x, actual[name]) for name, x in expected.items())
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 

@@ -106,8 +106,8 @@ def test_masks_have_devlins_shares() -> None:
     assert torch.equal(hidden[~asked], original[~asked])
     n, count = asked.numel(), int(asked.sum())  # 60,000 and 9,000
 
-    def near(found: float, share: float, of: int) -> bool:
-        return abs(found - share) < 4 * math.sqrt(share * (1 - share) / of)
+    def near(observed: float, share: float, of: int) -> bool:
+        return abs(observed - share) < 4 * math.sqrt(share * (1 - share) / of)
 
     assert near(count / n, 0.15, n)
     assert near((hidden[asked] == mask).float().mean(), 0.8 + 0.1 / size, count)

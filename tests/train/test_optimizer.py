@@ -53,8 +53,8 @@ def test_matrices_move_alike_in_all_directions_and_the_rest_as_by_adamw(rank: in
             torch.testing.assert_close(moved[name], by_adamw[name], msg=name)
             continue
         U, S, V = torch.linalg.svd(x.grad.double(), full_matrices=False)
-        kept = 1e-3 * S[0] < S
-        expected = -0.1 * 0.2 * max(x.shape) ** 0.5 * (U[:, kept] @ V[kept])
+        above = 1e-3 * S[0] < S
+        expected = -0.1 * 0.2 * max(x.shape) ** 0.5 * (U[:, above] @ V[above])
         # Newton-Schulz makes singular values of 0.7 to 1.2 of all but the least ones.
         cosine = torch.cosine_similarity(moved[name].double().flatten(), expected.flatten(), dim=0)
         assert cosine > 0.95, name
@@ -66,13 +66,13 @@ def test_steps_are_those_of_torch(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
     group = {"weight_decay": 0.1}
-    one = Muon([group | {"params": [ours]}], lr=0.1)
-    other = torch.optim.Muon([group | {"params": [theirs]}], lr=0.1, adjust_lr_fn="match_rms_adamw")
+    optimizer = Muon([group | {"params": [ours]}], lr=0.1)
+    reference = torch.optim.Muon([group | {"params": [theirs]}], lr=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(3):
         ours.grad = torch.randn(shape)
         theirs.grad = ours.grad.clone()
-        one.step()
-        other.step()
+        optimizer.step()
+        reference.step()
     moved, expected = ((x - 0.99**3).flatten() for x in (ours, theirs))  # a decay of 1 % a step
     assert torch.cosine_similarity(moved, expected, dim=0) > 0.998, "theirs rounds to bfloat16"
     torch.testing.assert_close(ours, theirs, atol=0.02, rtol=0)
@@ -94,13 +94,13 @@ def test_polynomials_of_the_gram_matrix_are_newton_schulz(shape: tuple[int, int]
 def test_a_state_that_is_loaded_is_used() -> None:
     """As whatever wraps an optimiser may do: groups and states are then other objects."""
     model, other = network(rank=3), network(rank=3)
-    one, two = (muon_and_adamw(net, set(), **RATES) for net in (model, other))
-    stepped(model, one)
-    stepped(other, two)
-    two.load_state_dict(two.state_dict())
-    for group in (*one.param_groups, *two.param_groups):
+    fresh, reloaded = (muon_and_adamw(net, set(), **RATES) for net in (model, other))
+    stepped(model, fresh)
+    stepped(other, reloaded)
+    reloaded.load_state_dict(reloaded.state_dict())
+    for group in (*fresh.param_groups, *reloaded.param_groups):
         group["lr"] = 0.5
-    first, second = stepped(model, one), stepped(other, two)
+    first, second = stepped(model, fresh), stepped(other, reloaded)
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
 

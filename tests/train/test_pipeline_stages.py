@@ -43,7 +43,7 @@ def test_the_stages_are_the_model(kind: type, residual: str, stages: int) -> Non
     given = batch(kind)
     expected = model(**given).loss
     parts = [Stage(model, index, stages) for index in range(stages)]
-    found = torch.zeros((), dtype=torch.float64)
+    loss = torch.zeros((), dtype=torch.float64)
     items = {GreenformerForCausalLM: B * (N - 1), GreenformerForMaskedLM: B * N}.get(kind, B)
     for rows in range(0, B, 2):  # micro-batches of 2
         x = given["input_ids"][rows : rows + 2]
@@ -51,10 +51,10 @@ def test_the_stages_are_the_model(kind: type, residual: str, stages: int) -> Non
         for part in parts[:-1]:
             x = part(x, mask)
         parts[-1].items = items
-        found = found + parts[-1](x, mask, given["labels"][rows : rows + 2]).squeeze()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        loss = loss + parts[-1](x, mask, given["labels"][rows : rows + 2]).squeeze()
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-12)
     whole = torch.autograd.grad(expected, list(model.parameters()), retain_graph=True)
-    for a, b in zip(torch.autograd.grad(found, list(model.parameters())), whole, strict=True):
+    for a, b in zip(torch.autograd.grad(loss, list(model.parameters())), whole, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 

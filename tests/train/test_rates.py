@@ -11,12 +11,12 @@ from greenformers.train.rates import learning_rates
 def rates(steps: int, warmup: float, decay: float | None, again: int | None = None) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
     schedule = learning_rates(optimizer, steps, warmup, decay, again)
-    found = []
+    values = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        values.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return values
 
 
 def test_a_cosine_after_the_warm_up():

@@ -101,19 +101,21 @@ def test_the_joint_loss_and_where_its_gradient_goes() -> None:
 
     shared = model.discriminator.encoder.embedding.word.weight
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = torch.autograd.grad(out.loss, parameters, allow_unused=True)
+    grads = torch.autograd.grad(out.loss, parameters, allow_unused=True)
     of_masked, of_judged = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (masked, judged))
-    for name, parameter, all_, one, two in zip(names, parameters, found, of_masked, of_judged, strict=True):
+    for name, parameter, all_, masked_grad, judged_grad in zip(
+        names, parameters, grads, of_masked, of_judged, strict=True
+    ):
         if parameter is shared:
-            assert one.abs().max() > 0
-            assert two.abs().max() > 0
-            torch.testing.assert_close(all_, one + 50 * two)
+            assert masked_grad.abs().max() > 0
+            assert judged_grad.abs().max() > 0
+            torch.testing.assert_close(all_, masked_grad + 50 * judged_grad)
         elif name.startswith("generator"):
-            assert two is None  # draws pass no gradient
-            torch.testing.assert_close(all_, one)
+            assert judged_grad is None  # draws pass no gradient
+            torch.testing.assert_close(all_, masked_grad)
         else:
-            assert one is None
-            torch.testing.assert_close(all_, 50 * two)
+            assert masked_grad is None
+            torch.testing.assert_close(all_, 50 * judged_grad)
 
 
 def test_parts_of_a_batch_sum_to_the_whole() -> None:

@@ -72,8 +72,8 @@ def test_to_the_bit(name: str, tmp_path: Path) -> None:
     for stop in (4, 8):  # a step and two after a checkpoint
         with pytest.raises(KilledError):
             run(name, tmp_path / "stopped", stop, resume=stop > 4)
-    found, resumed = run(name, tmp_path / "stopped", resume=True)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    weights, resumed = run(name, tmp_path / "stopped", resume=True)
+    assert all(torch.equal(weights[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 
 
@@ -100,8 +100,8 @@ def test_to_the_bit_where_each_position_has_its_depth(name: str, options: str, t
     expected, history = run(name, tmp_path / "whole", **given)
     with pytest.raises(KilledError):
         run(name, tmp_path / "stopped", 5, **given)
-    found, resumed = run(name, tmp_path / "stopped", resume=True, **given)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    weights, resumed = run(name, tmp_path / "stopped", resume=True, **given)
+    assert all(torch.equal(weights[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 
 
@@ -131,14 +131,14 @@ def test_to_the_bit_with_experts_and_blocks(name: str, kind: str, tmp_path: Path
     expected, history = run(name, tmp_path / "whole", **given)
     with pytest.raises(KilledError):
         run(name, tmp_path / "stopped", 5, **given)
-    found, resumed = run(name, tmp_path / "stopped", resume=True, **given)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    weights, resumed = run(name, tmp_path / "stopped", resume=True, **given)
+    assert all(torch.equal(weights[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 
 
 def test_another_seed_ends_elsewhere(tmp_path: Path) -> None:
-    (one, _), (other, _) = (run("masked", tmp_path / str(seed), seed=seed) for seed in (0, 1))
-    assert any(not torch.equal(value, other[key]) for key, value in one.items())
+    (first, _), (second, _) = (run("masked", tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    assert any(not torch.equal(value, second[key]) for key, value in first.items())
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_with_every_feature(tmp_path: Path, options: dict) -> None:
     expected, history = run("masked", tmp_path / "whole", **options)
     with pytest.raises(KilledError):
         run("masked", tmp_path / "stopped", 5, **options)
-    found, resumed = run("masked", tmp_path / "stopped", resume=True, **options)
-    assert all(torch.equal(found[key], value) for key, value in expected.items())
+    weights, resumed = run("masked", tmp_path / "stopped", resume=True, **options)
+    assert all(torch.equal(weights[key], value) for key, value in expected.items())
     assert resumed.log == history.log
 
 

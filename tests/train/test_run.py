@@ -166,8 +166,8 @@ def test_ensure_goes_on_where_a_signal_ended_it(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(run, "fit", resumed)
     assert run.ensure(tmp_path / "run", settings, QUIET) == whole
     assert began == [2]
-    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
-    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+    expected, actual = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, actual[name]) for name, tensor in expected.items())
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "metrics.jsonl", "model", "run.json", "scores.json",
     ]  # fmt: skip
@@ -278,9 +278,9 @@ def test_a_classifier_starts_with_the_encoder_and_a_new_head(runs, tmp_path: Pat
 def test_more_of_the_same_starts_with_the_head_too(runs) -> None:
     for name in ("masked_lm", "causal_lm", "seq2seq"):
         settings = replace(run.settings_of(runs[name], Settings), init=str(runs[name]), seed=7)
-        found, wanted = settings.task().network().state_dict(), run.trained(runs[name]).state_dict()
-        assert found.keys() == wanted.keys()
-        assert all(torch.equal(tensor, wanted[key]) for key, tensor in found.items())
+        state, expected = settings.task().network().state_dict(), run.trained(runs[name]).state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[key]) for key, tensor in state.items())
 
 
 def test_init_of_other_sizes_is_refused(runs, tmp_path: Path) -> None:
@@ -333,9 +333,9 @@ def test_init_of_other_slots_is_refused_but_for_the_pooling(runs, tmp_path: Path
 
 def test_the_seed_of_a_run_decides_its_weights(tmp_path: Path) -> None:
     settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "data")})
-    one, same, other = fresh(settings), fresh(settings), fresh(replace(settings, seed=1))
-    assert torch.equal(one.classifier.weight, same.classifier.weight)
-    assert not torch.equal(one.classifier.weight, other.classifier.weight)
+    model, same, other = fresh(settings), fresh(settings), fresh(replace(settings, seed=1))
+    assert torch.equal(model.classifier.weight, same.classifier.weight)
+    assert not torch.equal(model.classifier.weight, other.classifier.weight)
 
 
 def test_nothing_of_the_data_is_printed(tmp_path: Path) -> None:

@@ -104,7 +104,9 @@ def test_a_stopped_run_goes_on_with_its_memory(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(run, "_Metrics", Begun)
     run.resume(tmp_path / "parts", QUIET)
     assert began == [8]
-    assert all(torch.equal(one, weights(tmp_path / "parts")[name]) for name, one in weights(tmp_path / "whole").items())
+    assert all(
+        torch.equal(tensor, weights(tmp_path / "parts")[name]) for name, tensor in weights(tmp_path / "whole").items()
+    )
 
 
 def test_evaluation_remembers(tmp_path: Path) -> None:

@@ -66,12 +66,12 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, text: str, message: str) -> N
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole message is compared
         read(tmp_path / "a.toml")
-    found = str(caught.value)
-    assert "\n" not in found
+    error = str(caught.value)
+    assert "\n" not in error
     if message.endswith(" ") or "zzz" in message or "batch-size" in message:
-        assert found.startswith(message)
+        assert error.startswith(message)
     else:
-        assert found == message
+        assert error == message
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:

@@ -50,9 +50,9 @@ def test_the_curve_is_that_of_one_process(
 
 def is_that_of(run: Path, single: Path) -> None:
     """Check that the curve of a run is that of another one."""
-    expected, found = curve(single, *CURVES), curve(run, *CURVES)
-    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
-    for (_, _, a), (_, _, b) in zip(found, expected, strict=True):
+    expected, actual = curve(single, *CURVES), curve(run, *CURVES)
+    assert [entry[:2] for entry in actual] == [entry[:2] for entry in expected]
+    for (_, _, a), (_, _, b) in zip(actual, expected, strict=True):
         assert abs(a - b) < 1e-5
 
 
@@ -145,10 +145,10 @@ def test_a_student_learns_the_same(
     alone: tuple[list[float], dict[str, Any]], teacher: Path, tmp_path: Path, way: list[str]
 ) -> None:
     """Its pooler, of which the loss compares nothing, has no gradient; the teacher is asked by one of them."""
-    one, ours = alone
+    losses, ours = alone
     several, theirs = healed(tmp_path / "several", teacher, 2, *way)
-    assert one[-1] < 0.9 * one[0]  # it does learn
-    assert several == pytest.approx(one, rel=1e-3)
+    assert losses[-1] < 0.9 * losses[0]  # it does learn
+    assert several == pytest.approx(losses, rel=1e-3)
     assert {name: x.shape for name, x in theirs.items()} == {name: x.shape for name, x in ours.items()}
     gaps = [(x - theirs[name]).abs().max().item() for name, x in ours.items() if x.is_floating_point()]
     assert 0 < max(gaps) < 1e-2  # the order of sums
@@ -161,8 +161,8 @@ def test_what_is_drawn_anew_in_a_stage_is_saved(data: str, tmp_path: Path) -> No
     words = ["--option", "redraw=5"]
     finish(start(tmp_path / "one", *words, folder=data, **settings))
     finish(start(tmp_path / "two", *words, "--micro-batches", "1", processes=2, folder=data, **settings))
-    one, two = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "two"))
-    steps = [one[name].item() for name in one if name.endswith("steps")]
+    expected, actual = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "two"))
+    steps = [expected[name].item() for name in expected if name.endswith("steps")]
     assert steps == [12, 12]
-    for name in (name for name in one if name.endswith(("rows", "steps"))):
-        assert one[name].equal(two[name]), name
+    for name in (name for name in expected if name.endswith(("rows", "steps"))):
+        assert expected[name].equal(actual[name]), name

@@ -87,9 +87,9 @@ def test_what_cannot_be(tmp_path, given, message):
 @pytest.mark.parametrize("name", [name for name in names() if attention_class(name).rank_option is not None])
 def test_k_is_how_much_any_mechanism_keeps(name):
     option = attention_class(name).rank_option
-    for given, kept in (({}, 16), ({"k": 5}, 5), ({"option": {option: 7}}, 7)):
+    for given, size in (({}, 16), ({"k": 5}, 5), ({"option": {option: 7}}, 7)):
         model = Settings(**SMALL, variant=f"lrt+{name}", **given).task().network()
-        assert model.config.attention_options == {option: kept}
+        assert model.config.attention_options == {option: size}
 
 
 @pytest.mark.parametrize("variant", ["transformer", "lrt", "star", "routing"])

@@ -28,9 +28,9 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-def same(one: Path, other: Path) -> bool:
+def same(folder: Path, other: Path) -> bool:
     """Bytes of the stored weights."""
-    return (one / "model" / "model.safetensors").read_bytes() == (other / "model" / "model.safetensors").read_bytes()
+    return (folder / "model" / "model.safetensors").read_bytes() == (other / "model" / "model.safetensors").read_bytes()
 
 
 def files(folder: Path) -> list[str]:
@@ -54,8 +54,8 @@ def test_a_folder_a_step_whose_model_loads(top: Path) -> None:
         assert files(step) == ["model/config.json", "model/model.safetensors"]
         model = GreenformerForSequenceClassification.from_pretrained(step / "model")
         assert model.config.hidden_size == 8
-        found = model.state_dict()
-        assert all(torch.equal(tensor, found[name]) for name, tensor in weights(step).items())
+        state = model.state_dict()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in weights(step).items())
     assert sorted(path.name for path in (top / "kept").iterdir()) == [
         "at", "metrics.jsonl", "model", "run.json", "scores.json",
     ]  # fmt: skip
@@ -99,8 +99,8 @@ def test_a_run_that_was_stopped_has_the_same(top: Path, tmp_path: Path, stop: in
         patch.setattr(run, "_Metrics", Signal)
         outcome = run.start(tmp_path / "run", KEPT, QUIET)
     assert (outcome.history.stopped, outcome.history.steps) == (signal.SIGTERM, stop)
-    made = {int(path.name) for path in (tmp_path / "run" / run.SNAPSHOTS).iterdir()}
-    assert made == {step for step in (2, 3, 5) if step <= stop}
+    steps = {int(path.name) for path in (tmp_path / "run" / run.SNAPSHOTS).iterdir()}
+    assert steps == {step for step in (2, 3, 5) if step <= stop}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "_Metrics", Begun)
         run.resume(tmp_path / "run", QUIET)
@@ -136,9 +136,9 @@ def test_what_was_killed_is_made_again(top: Path, tmp_path: Path, monkeypatch: p
 def test_a_run_can_start_from_one(top: Path, tmp_path: Path) -> None:
     place = top / "kept" / run.SNAPSHOTS / "3"
     settings = replace(PLAIN, init=str(place), seed=7)
-    found, stored = settings.task().network().state_dict(), weights(place)
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in found.items())
+    state, stored = settings.task().network().state_dict(), weights(place)
+    assert state.keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in state.items())
     assert any(not torch.equal(tensor, weights(top / "kept")[name]) for name, tensor in stored.items())
     run.start(tmp_path / "run", replace(settings, learning_rate=1e-12, warmup=0.0), QUIET)
     for name, tensor in weights(tmp_path / "run").items():
@@ -149,7 +149,7 @@ def test_of_text_the_tokenizer_is_kept_too(tmp_path: Path) -> None:
     given = {"data": "tinyshakespeare", "folder": verses(tmp_path / "verses"), "objective": "masked_lm"}
     run.start(tmp_path / "before", Settings(**SMALL | given, snapshots="1"), QUIET)
     place = tmp_path / "before" / run.SNAPSHOTS / "1"
-    own, last = (AutoTokenizer.from_pretrained(one / "model").get_vocab() for one in (place, tmp_path / "before"))
+    own, last = (AutoTokenizer.from_pretrained(folder / "model").get_vocab() for folder in (place, tmp_path / "before"))
     assert own == last
     assert not same(place, tmp_path / "before")
     settings = Settings(**SMALL | {"data": "sst2", "folder": reviews(tmp_path / "reviews"), "init": str(place)})

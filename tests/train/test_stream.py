@@ -28,8 +28,8 @@ Counting.__abstractmethods__ = frozenset()
 
 
 def items(stream: Stream, order=None) -> list[tuple[int, float]]:
-    found = {n: stream[n] for n in (range(len(stream)) if order is None else order)}
-    return [(int(found[n]["index"]), float(found[n]["drawn"])) for n in sorted(found)]
+    examples = {n: stream[n] for n in (range(len(stream)) if order is None else order)}
+    return [(int(examples[n]["index"]), float(examples[n]["drawn"])) for n in sorted(examples)]
 
 
 @pytest.mark.parametrize("lengths", [None, torch.arange(53) % 7])

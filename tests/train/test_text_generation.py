@@ -49,13 +49,13 @@ def greedy(model, ids: list[int], new: int, source: torch.Tensor | None = None) 
 def test_prompts_together_are_continued_as_each_alone(causal) -> None:
     model, tokenizer = causal
     prompts = ["to be or", "t", "nobler in"]
-    found = continuations(model, tokenizer, prompts, new_tokens=9)
-    for prompt, text in zip(prompts, found, strict=True):
+    texts = continuations(model, tokenizer, prompts, new_tokens=9)
+    for prompt, text in zip(prompts, texts, strict=True):
         ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
         assert text == tokenizer.decode(greedy(model, ids, 9), skip_special_tokens=True)
         assert text.startswith(prompt)
         assert continuations(model, tokenizer, [prompt], new_tokens=9) == [text]
-    assert len({text[-5:] for text in found}) > 1  # the prompt matters
+    assert len({text[-5:] for text in texts}) > 1  # the prompt matters
 
 
 def test_draws_are_of_the_seed(causal, tmp_path) -> None:

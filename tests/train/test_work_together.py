@@ -64,16 +64,16 @@ def outputs(path: Path) -> Tensor:
         return greenformers.load(path).eval()(input_ids=ids)[0]
 
 
-def far(one: Tensor, two: Tensor) -> float:
-    return ((one - two).norm() / one.norm()).item()
+def far(expected: Tensor, actual: Tensor) -> float:
+    return ((expected - actual).norm() / expected.norm()).item()
 
 
 @pytest.mark.parametrize("recipe", [*RECIPES])
 def test_what_two_calibrate_is_what_one_does(home: Path, tmp_path: Path, recipe: str) -> None:
-    one, two = (compressed(home, "BertModel", tmp_path / name, count, *RECIPES[recipe])
+    single, pair = (compressed(home, "BertModel", tmp_path / name, count, *RECIPES[recipe])
                 for name, count in (("one", 1), ("two", 2)))  # fmt: skip
-    assert far(outputs(one), outputs(two)) < 1e-5
-    assert 0 < far(outputs(one), dense(home)) < 0.5
+    assert far(outputs(single), outputs(pair)) < 1e-5
+    assert 0 < far(outputs(single), dense(home)) < 0.5
 
 
 def dense(home: Path) -> Tensor:
@@ -87,9 +87,9 @@ def dense(home: Path) -> Tensor:
 @pytest.mark.parametrize("recipe", ["gptq", "sequential"])
 def test_block_by_block_too(home: Path, tmp_path: Path, recipe: str) -> None:
     words = ["--from-disk", "--length", "16", *RECIPES[recipe]]
-    one, two = (compressed(home, "LlamaForCausalLM", tmp_path / name, count, *words)
+    single, pair = (compressed(home, "LlamaForCausalLM", tmp_path / name, count, *words)
                 for name, count in (("one", 1), ("two", 2)))  # fmt: skip
-    assert far(outputs(one), outputs(two)) < 1e-5
+    assert far(outputs(single), outputs(pair)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,9 @@ def test_processes_share_out_the_cells_of_a_grid(tmp_path: Path) -> None:
     cells = [f"listops, {name}, seed {seed}" for name in ("transformer", "linformer") for seed in range(2)]
     assert sorted(line for line in lines if "seed" in line) == sorted(cells), "each was trained once"
     assert printed.count("report: ") == 1
-    for cell in (tmp_path / "grid/listops").glob("*/seed-*"):
+    folders = list((tmp_path / "grid/listops").glob("*/seed-*"))
+    assert len(folders) == len(cells)
+    for cell in folders:
         settings = json.loads((cell / "training/run.json").read_text())
         assert settings["steps"] == 4
         assert (cell / "result.json").is_file()
