@@ -246,9 +246,9 @@ def config_of(name: str) -> Any:
     """The configuration of an architecture, small."""
     if name == "encoder_decoder":
         encoder, decoder = config_of("bert"), config_of("bert")
-        made = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
-        made.decoder_start_token_id, made.pad_token_id = 1, 0
-        return made
+        config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+        config.decoder_start_token_id, config.pad_token_id = 1, 0
+        return config
     class_name, options = ARCHITECTURES[name]
     cls = getattr(transformers, class_name).config_class
     plain = cls()

@@ -126,12 +126,12 @@ class Ours(ModelTesterMixin):
             }
         if not return_labels or head in ("Model", "Decoder", "SentenceEmbedding"):
             return inputs
-        one = torch.zeros(BATCH, dtype=torch.long)
+        zeros = torch.zeros(BATCH, dtype=torch.long)
         if head == "QuestionAnswering":
-            return inputs | {"start_positions": one, "end_positions": one}
+            return inputs | {"start_positions": zeros, "end_positions": zeros}
         of_all = head.endswith("Classification") and not head.startswith("Token")
-        labels = one if of_all or head == "MultipleChoice" else one[:, None].expand(-1, LENGTH).contiguous()
-        return inputs | {"labels": labels} | ({"next_sentence_label": one} if head == "PreTraining" else {})
+        labels = zeros if of_all or head == "MultipleChoice" else zeros[:, None].expand(-1, LENGTH).contiguous()
+        return inputs | {"labels": labels} | ({"next_sentence_label": zeros} if head == "PreTraining" else {})
 
 
 def _has(kind: str, name: str) -> bool:

@@ -25,14 +25,14 @@ SOURCES: tuple[Option, ...] = (
 def corpus(pairs: Path, wikitext: Path, reviews: Path, phrases: Path, captions: Path) -> list[str]:
     """The sentences of the training parts, without those of STS-B's other parts; labels and scores are not read."""
     scored = stsb(pairs)
-    found: list[str] = [segment for row in scored.train.texts for segment in row]
-    found += [text[0] for text in sst2.load(phrases).train.texts]
-    found += [part for line in read_lines(need(wikitext, "wiki.train.tokens")) for part in _of_wikitext(line)]
-    found += [sentence for text in imdb.load(reviews).train.texts for sentence in _split(text[0])]
-    found += [source for source, _ in multi30k.load(captions).train]
+    texts: list[str] = [segment for row in scored.train.texts for segment in row]
+    texts += [text[0] for text in sst2.load(phrases).train.texts]
+    texts += [part for line in read_lines(need(wikitext, "wiki.train.tokens")) for part in _of_wikitext(line)]
+    texts += [sentence for text in imdb.load(reviews).train.texts for sentence in _split(text[0])]
+    texts += [source for source, _ in multi30k.load(captions).train]
     # What students are judged by is not learned from: captions of several sets are of the same pictures.
     judged = {plain(segment) for part in (scored.valid, scored.test) for row in part.texts for segment in row}
-    unique = list(dict.fromkeys(text.strip() for text in found if plain(text) and plain(text) not in judged))
+    unique = list(dict.fromkeys(text.strip() for text in texts if plain(text) and plain(text) not in judged))
     random.Random(0).shuffle(unique)
     return unique
 

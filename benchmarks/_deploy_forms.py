@@ -56,7 +56,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Made:
+class Deployment:
     """A form that can be served.
 
     Attributes:
@@ -93,7 +93,7 @@ def make(
     options: Sequence[str],
     small: Sequence[Path],
     only: str,
-) -> list[Made]:
+) -> list[Deployment]:
     """Let every peer make its forms; one that fails is said, and what it did not make left out.
 
     Args:
@@ -106,8 +106,10 @@ def make(
         small: folders of compressed models.
         only: part of the names of the forms to serve, "" for all; the dense one is always served.
     """
-    known = [*FORMS, *(form for path in small for form in own_forms(path.name))]
-    forms = [form for form in known if form.variant == DENSE or any(part in form.variant for part in only.split(";"))]
+    candidates = [*FORMS, *(form for path in small for form in own_forms(path.name))]
+    forms = [
+        form for form in candidates if form.variant == DENSE or any(part in form.variant for part in only.split(";"))
+    ]
     options = [*options, *(f"small={path.resolve()}" for path in small)]
     pythons: dict[Peer, Path] = {}
     for peer in PEERS:
@@ -128,8 +130,8 @@ def make(
             print(f"left out: what {peer.script} did not make: {why}", flush=True)
     served = []
     for form in forms:
-        made = folder / form.maker.script / form.folder
-        if form.server in pythons and made.is_dir():
-            command = [pythons[form.server], form.server.path, "serve", made, network / "tokenizer.json", str(threads)]
-            served.append(Made(form.variant, made, tuple(map(str, [*command, *form.options]))))
+        home = folder / form.maker.script / form.folder
+        if form.server in pythons and home.is_dir():
+            command = [pythons[form.server], form.server.path, "serve", home, network / "tokenizer.json", str(threads)]
+            served.append(Deployment(form.variant, home, tuple(map(str, [*command, *form.options]))))
     return served

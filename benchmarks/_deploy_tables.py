@@ -12,20 +12,20 @@ Rows = list[list[str]]
 
 def latencies(records: Sequence[Record]) -> Rows:
     """A head, then milliseconds of a call of each form, by batch x length; with the factor to the first form."""
-    found = {(r.variant, size_of(r)): r for r in records if r.metric == "latency"}
-    sizes = list(dict.fromkeys(size for _, size in found))
+    cells = {(r.variant, size_of(r)): r for r in records if r.metric == "latency"}
+    sizes = list(dict.fromkeys(size for _, size in cells))
     rows = [["ms at batch x tokens", *sizes]]
-    variants = dict.fromkeys(variant for variant, _ in found)
-    return rows + [[name, *(_latency(found.get((name, size))) for size in sizes)] for name in variants]
+    variants = dict.fromkeys(variant for variant, _ in cells)
+    return rows + [[name, *(_latency(cells.get((name, size))) for size in sizes)] for name in variants]
 
 
 def costs(records: Sequence[Record]) -> Rows:
     """A head, then size, peak memory at the largest batch, cold start and quality of each form."""
-    found = {(r.variant, r.metric): r for r in records if r.metric in COSTS}  # the last batch is the largest
-    metrics = [metric for metric in COSTS if any(key[1] == metric for key in found)]
+    cells = {(r.variant, r.metric): r for r in records if r.metric in COSTS}  # the last batch is the largest
+    metrics = [metric for metric in COSTS if any(key[1] == metric for key in cells)]
     rows = [["", *(f"{METRICS[metric].label}, {METRICS[metric].unit}" for metric in metrics)]]
-    variants = dict.fromkeys(variant for variant, _ in found)
-    return rows + [[name, *(_cost(found.get((name, metric))) for metric in metrics)] for name in variants]
+    variants = dict.fromkeys(variant for variant, _ in cells)
+    return rows + [[name, *(_cost(cells.get((name, metric))) for metric in metrics)] for name in variants]
 
 
 def size_of(record: Record) -> str:

@@ -59,10 +59,10 @@ def table3(run: Run, device: torch.device) -> bool:
     return True
 
 
-def measured(run: Run, wanted: Sequence[Cell], network: Network, how: How) -> list[Record]:
+def measured(run: Run, plan: Sequence[Cell], network: Network, how: How) -> list[Record]:
     """Records of all cells; those that the file of `--json` has are not measured again."""
     records = [record for record in run.known() if record.benchmark == "bench" and of_part(record, network, how)]
-    for new in bench(wanted, network, how, run.about, records):
+    for new in bench(plan, network, how, run.about, records):
         run.write(new)
         records += new
         (length, *_), mode = [record.setting["length"] for record in new], new[0].metric
@@ -91,10 +91,10 @@ def beside(
 ) -> Table:  # fmt: skip
     """A row for each length, a column for each rank: beside SDPA, beside eager attention, (published, beside eager).
 
-    Where eager attention ran out of memory, the second figure is left out.
+    Where eager attention, or SDPA, ran out of memory, the second figure is left out.
     """
     records = [record for record in records if record.metric == metric]
-    eager = {record.setting["length"]: record for record in records if record.variant == EAGER}
+    eager = {record.setting["length"]: record for record in records if record.variant == EAGER and record.ratio}
     own = {
         (record.setting["length"], record.setting["rank"]): f"{saved(record):.2f}"
         + (f" {saved(record) / saved(eager[n]):.2f}" if (n := record.setting["length"]) in eager else "")

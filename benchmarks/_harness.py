@@ -14,6 +14,7 @@ import argparse
 import importlib.util
 import math
 import os
+import re
 import shlex
 import sys
 import time
@@ -49,6 +50,7 @@ class Option:
         default: its value where it is not given.
         choices: the values allowed; None for any.
         needs: files or folders below its value without which the benchmark is skipped; "." is the value itself.
+        least: of a number, the least that is not refused.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Option:
     default: Any = None
     choices: Collection[Any] | None = None
     needs: tuple[str, ...] = ()
+    least: int = 1
 
     @property
     def key(self) -> str:
@@ -70,15 +73,22 @@ class Option:
         else:
             # A range or a table of bars is longer than its help.
             meta = None if self.choices is None else self.key.upper()
+            kind = self._number if self.type is int else self.type
             parser.add_argument(
-                self.name, type=self.type, default=self.default, choices=self.choices, help=self.help, metavar=meta
+                self.name, type=kind, default=self.default, choices=self.choices, help=self.help, metavar=meta
             )
+
+    def _number(self, word: str) -> int:
+        number = int(word) if re.fullmatch(r"[+-]?\d+", word) else None
+        if number is None or number < self.least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {self.least}, got {word!r}")
+        return number
 
 
 PEERS = Option("--peers", "folder the peers are installed in, beside what is installed", Path)
 KNOWN = "file the records are added to, and known trainings are read from"
 """What `--json` does where trainings go on."""
-SEED = Option("--seed", "one seed; by default 0 and 1", int)
+SEED = Option("--seed", "one seed; by default 0 and 1", int, least=0)
 
 
 def data(name: str, folder: str, about: str, *needs: str) -> Option:
@@ -283,7 +293,7 @@ class Run:
 
     def trainings(
         self,
-        wanted: Sequence[T],
+        trainings: Sequence[T],
         at: Callable[[T], tuple[str, Mapping[str, Any]]],
         train: Callable[[T], list[Record]],
         said: Callable[[list[Record]], str],
@@ -291,7 +301,7 @@ class Run:
         """The records known from the file of `--json`, and those of the trainings that are not among them.
 
         Args:
-            wanted: the trainings.
+            trainings: all of them, in their order.
             at: variant and setting of a training: a record that has them, and maybe more settings, tells of its end.
             train: trains one; its records are written as it ends.
             said: what of these is printed then.
@@ -301,18 +311,18 @@ class Run:
         """
         records = self.known()
 
-        def ended(one: T) -> bool:
-            variant, setting = at(one)
+        def ended(training: T) -> bool:
+            variant, setting = at(training)
             return any(record.variant == variant and record.setting.items() >= setting.items() for record in records)
 
-        left = [one for one in wanted if not ended(one)]
-        print(f"{len(wanted) - len(left)} of {len(wanted)} trainings are known", flush=True)
+        left = [training for training in trainings if not ended(training)]
+        print(f"{len(trainings) - len(left)} of {len(trainings)} trainings are known", flush=True)
         start = time.monotonic()
-        for done, one in enumerate(left, start=1):
-            new = train(one)
+        for done, training in enumerate(left, start=1):
+            new = train(training)
             self.write(new)
             records += new
-            variant, setting = at(one)
+            variant, setting = at(training)
             minutes = (time.monotonic() - start) / done * (len(left) - done) / 60
             where = f"{done}/{len(left)} {variant}, seed {setting['seed']}"
             print(f"{where}: {said(new)}; about {minutes:.0f} min left", flush=True)

@@ -66,14 +66,14 @@ def convolutions(texts: Sequence[str], labels: Any, draw: Draw, seed: int) -> Ch
     """The network, of the epoch that is best on the validation sequences."""
     torch.manual_seed(seed)
     letters = torch.tensor([[LETTERS.index(letter) for letter in text] for text in texts])
-    wanted = torch.tensor(np.asarray(labels), dtype=torch.float)
+    targets = torch.tensor(np.asarray(labels), dtype=torch.float)
     model = Convolutions(letters.shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     train, best, since = torch.tensor(draw["train"]), (0.0, copy.deepcopy(model)), 0
     for _ in range(EPOCHS):
         model.train()
         for rows in train[torch.randperm(len(train))].split(BATCH):
-            loss = nn.functional.binary_cross_entropy_with_logits(model(letters[rows]), wanted[rows])
+            loss = nn.functional.binary_cross_entropy_with_logits(model(letters[rows]), targets[rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -178,12 +178,12 @@ def _strings(said: spoken_digits.SpokenDigits, name: str) -> Iterator[tuple[Tens
 def _digits() -> PreTrainedTokenizerFast:
     """A token a digit, <s> and </s> around."""
     special: Sequence[str] = ("<pad>", "<s>", "</s>", "<unk>")
-    made = Tokenizer(models.WordLevel({word: n for n, word in enumerate((*special, *DIGITS))}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate((*special, *DIGITS))}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
         model_max_length=32,
     )  # fmt: skip

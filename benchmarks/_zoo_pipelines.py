@@ -21,10 +21,10 @@ TASKS = {
 def words() -> PreTrainedTokenizerFast:
     """One id a letter, from 4 on; [MASK] is the last."""
     letters = {f"{chr(97 + n)}": 4 + n for n in range(26)} | {"[PAD]": 0, "[UNK]": 3, "[MASK]": 98}
-    made = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]", model_max_length=32
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", mask_token="[MASK]", model_max_length=32
     )
 
 

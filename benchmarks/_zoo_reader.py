@@ -44,20 +44,20 @@ def quiet() -> None:
 
 def read(root: Path) -> dict[str, str]:
     """What is wrong with the folders, each loaded by its plain class."""
-    found = {}
+    faults = {}
     for folder in sorted(root.iterdir()):
-        kept = {name: x.clone() for name, x in load_file(folder / "expected.safetensors").items()}
+        tensors = {name: x.clone() for name, x in load_file(folder / "expected.safetensors").items()}
         try:
             cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
             said = outputs(
-                aligned(cls.from_pretrained(folder).eval()), {k[3:]: x for k, x in kept.items() if k[:3] == "in."}
+                aligned(cls.from_pretrained(folder).eval()), {k[3:]: x for k, x in tensors.items() if k[:3] == "in."}
             )
             for place, x in enumerate(said):
-                if not torch.equal(x, kept[f"out.{place}"]):
-                    raise AssertionError(f"outputs differ by {(x - kept[f'out.{place}']).abs().max():.2g}")
+                if not torch.equal(x, tensors[f"out.{place}"]):
+                    raise AssertionError(f"outputs differ by {(x - tensors[f'out.{place}']).abs().max():.2g}")
         except Exception as error:
-            found[folder.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return found
+            faults[folder.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return faults
 
 
 if __name__ == "__main__":

@@ -76,14 +76,14 @@ class Point(NamedTuple):
 
 def points(features: tuple[int, ...]) -> list[Point]:
     """Every approximation that is measured."""
-    found = [
+    approximations = [
         Point("nystromformer", f"{steps} iterations", size, {"landmarks": size, "iterations": steps})
         for steps, size in product(ITERATIONS, LANDMARKS)
     ]
     for kernel, (orthogonal, rows), size in product(KERNELS, ROWS.items(), features):
         options = {"features": size, "kernel": kernel, "orthogonal": orthogonal}
-        found.append(Point("performer", f"{kernel}, {rows} rows", size, options))
-    return found
+        approximations.append(Point("performer", f"{kernel}, {rows} rows", size, options))
+    return approximations
 
 
 def projected(model: BertModel, ids: Tensor) -> list[Tensor]:
@@ -91,15 +91,17 @@ def projected(model: BertModel, ids: Tensor) -> list[Tensor]:
     seen: dict[str, list[Tensor]] = {"query": [], "key": [], "value": []}
     layers = [module for module in model.modules() if isinstance(module, BertSelfAttention)]
     hooks = [
-        cast(nn.Module, getattr(layer, name)).register_forward_hook(lambda _, __, out, kept=kept: kept.append(out))
+        cast(nn.Module, getattr(layer, name)).register_forward_hook(
+            lambda _, __, out, outputs=outputs: outputs.append(out)
+        )
         for layer in layers
-        for name, kept in seen.items()
+        for name, outputs in seen.items()
     ]
     model(input_ids=ids, attention_mask=torch.ones_like(ids))
     for hook in hooks:
         hook.remove()
     heads = layers[0].num_attention_heads
-    return [torch.cat(kept).unflatten(2, (heads, -1)).transpose(1, 2) for kept in seen.values()]
+    return [torch.cat(outputs).unflatten(2, (heads, -1)).transpose(1, 2) for outputs in seen.values()]
 
 
 def relative(out: Tensor, exact: Tensor) -> Tensor:
@@ -108,23 +110,23 @@ def relative(out: Tensor, exact: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def errors(model: BertModel, texts: Iterator[Tensor], wanted: list[Point]) -> tuple[list[Tensor], Tensor]:
+def errors(model: BertModel, texts: Iterator[Tensor], approximations: list[Point]) -> tuple[list[Tensor], Tensor]:
     """Of each approximation the errors over texts, layers and heads (T, L, H), and those of the mean of values.
 
     Every text has new random rows, the same ones for all its layers and heads.
     """
-    found: list[list[Tensor]] = [[] for _ in wanted]
+    rows: list[list[Tensor]] = [[] for _ in approximations]
     trivial = []
     for number, ids in enumerate(texts):
         q, k, v = projected(model, ids)
         shape = Shape(q.shape[1], q.shape[3], q.shape[2])
         exact = build("full", shape)(q, k, v)
         trivial.append(relative(v.mean(2, keepdim=True), exact))
-        for point, kept in zip(wanted, found, strict=True):
+        for point, row in zip(approximations, rows, strict=True):
             torch.manual_seed(number)
-            kept.append(relative(build(point.mechanism, shape, **point.options)(q, k, v), exact))
+            row.append(relative(build(point.mechanism, shape, **point.options)(q, k, v), exact))
         print(f"text {number + 1} done", flush=True)
-    return [torch.stack(kept) for kept in found], torch.stack(trivial)
+    return [torch.stack(row) for row in rows], torch.stack(trivial)
 
 
 def statistics(run: Run, approximations: list[Point], values: list[Tensor], trivial: Tensor) -> list[Record]:
@@ -146,27 +148,27 @@ def statistics(run: Run, approximations: list[Point], values: list[Tensor], triv
 Curves = dict[str, dict[int, dict[str, float]]]  # line -> size -> statistic -> error
 
 
-def curves(made: list[Record], mechanism: str) -> Curves:
-    found: Curves = {}
-    for record in made:
+def curves(records: list[Record], mechanism: str) -> Curves:
+    lines: Curves = {}
+    for record in records:
         if record.variant == mechanism:
             at = record.setting
-            found.setdefault(at["line"], {}).setdefault(at["size"], {})[at["statistic"]] = record.value
-    return found
+            lines.setdefault(at["line"], {}).setdefault(at["size"], {})[at["statistic"]] = record.value
+    return lines
 
 
-def of_mean(made: list[Record]) -> dict[str, float]:
+def of_mean(records: list[Record]) -> dict[str, float]:
     """The statistics of the trivial answer."""
-    return {record.setting["statistic"]: record.value for record in made if record.variant == MEAN}
+    return {record.setting["statistic"]: record.value for record in records if record.variant == MEAN}
 
 
-def table(made: list[Record]) -> Table:
+def table(records: list[Record]) -> Table:
     shown = Table("mechanism", "", "size", *STATISTICS, "mean / trivial")
     shown.title = f"Relative error of the output, N {LENGTH}, over texts, layers and heads"
-    trivial = of_mean(made)
+    trivial = of_mean(records)
     shown.add_row(MEAN, "", "", *(f"{trivial[statistic]:.4f}" for statistic in STATISTICS), "1.000")
     for mechanism in ("nystromformer", "performer"):
-        for line, sizes in curves(made, mechanism).items():
+        for line, sizes in curves(records, mechanism).items():
             for size, values in sizes.items():
                 figures = (f"{values[statistic]:.4f}" for statistic in STATISTICS)
                 shown.add_row(mechanism, line, str(size), *figures, f"{values['mean'] / trivial['mean']:.3f}")
@@ -174,15 +176,15 @@ def table(made: list[Record]) -> Table:
 
 
 @house
-def picture(made: list[Record]) -> Figure:
+def picture(records: list[Record]) -> Figure:
     """Left landmarks, right features: medians as lines, quartiles as bars, side by side where they would coincide."""
     figure = new_figure(11.4, 4.8, f"Approximations of dense attention on MiniLM-L6's own q, k, v, N {LENGTH}")
     panels = (("nystromformer", "Landmarks m (Nystromformer)"), ("performer", "Random features p (Performer)"))
-    trivial = of_mean(made)["median"]
+    trivial = of_mean(records)["median"]
     for axes, (mechanism, words) in zip(grid(figure, 1, 2, sharey=False), panels, strict=True):
-        found = curves(made, mechanism)
-        for place, (look, (line, sizes)) in enumerate(zip(looks(found).values(), found.items(), strict=True)):
-            apart = 2 ** (0.16 * (place - (len(found) - 1) / 2))
+        lines = curves(records, mechanism)
+        for place, (look, (line, sizes)) in enumerate(zip(looks(lines).values(), lines.items(), strict=True)):
+            apart = 2 ** (0.16 * (place - (len(lines) - 1) / 2))
             medians = [values["median"] for values in sizes.values()]
             below = [values["median"] - values["lower quartile"] for values in sizes.values()]
             above = [values["upper quartile"] - values["median"] for values in sizes.values()]
@@ -190,11 +192,11 @@ def picture(made: list[Record]) -> Figure:
             axes.plot(at, medians, label=line, color=look.colour, linestyle=look.line, marker=look.marker,
                       markersize=4, linewidth=1)  # fmt: skip
             axes.errorbar(at, medians, [below, above], fmt="none", ecolor=look.colour, elinewidth=1, capsize=2)
-        ticks = sorted({size for sizes in found.values() for size in sizes})
+        ticks = sorted({size for sizes in lines.values() for size in sizes})
         level = axes.plot(ticks, [trivial] * len(ticks), color=GREY, linewidth=1.2, linestyle=(0, (1, 1)), label=MEAN)
         level[0].set_zorder(0)
         if mechanism == "performer":
-            _slope(axes, next(iter(found.values())))
+            _slope(axes, next(iter(lines.values())))
         _logarithmic(axes, ticks)
         axes.set_xlabel(words)
         axes.set_ylabel("Relative error of the output (median, quartiles)")

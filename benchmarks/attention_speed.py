@@ -76,7 +76,10 @@ def compete(
         lengths: of the sequences.
         repeats: rounds at a length; at least 5, and of a quick run 3.
     """
-    for index, contest in enumerate(at(lengths[0])):
+    contests = at(lengths[0])
+    if run.given.only and not any(run.given.only in str(contest) for contest in contests):
+        run.refuse(f"--only must be a part of {'; '.join(map(str, contests))}; got {run.given.only!r}")
+    for index, contest in enumerate(contests):
         if run.given.only and run.given.only not in str(contest):
             continue
         by_mode: dict[bool, list[Record]] = {}
@@ -255,8 +258,8 @@ def linear_attention(causal: bool) -> Callable[[int], Call]:
         package = importlib.import_module("linear_attention_transformer.linear_attention_transformer")
         if causal:
             return lambda q, k, v: package.causal_linear_attn(q, k, v, bucket_size=1)
-        found: Call = package.linear_attn
-        return found
+        call: Call = package.linear_attn
+        return call
 
     return make
 

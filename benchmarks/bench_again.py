@@ -67,9 +67,9 @@ def spread(record: Record) -> float:
     return record.spread
 
 
-def moved(one: dict[Key, Record], other: dict[Key, Record]) -> float:
+def moved(first: dict[Key, Record], other: dict[Key, Record]) -> float:
     """By how much the ratios of two runs differ, relatively, in the median over cells other than the dense one."""
-    pairs = [(one[key].ratio, other[key].ratio) for key in one if key[0] != BASELINE]
+    pairs = [(first[key].ratio, other[key].ratio) for key in first if key[0] != BASELINE]
     return statistics.median(abs(b / a - 1) for a, b in pairs if a and b)
 
 

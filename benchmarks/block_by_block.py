@@ -99,7 +99,7 @@ def sentence_encoder(run: Run) -> bool:
         file.write_text("\n".join(different[:count]) + "\n")
         for recipe, how, words in recipes(run.quick):
             variant, out = f"{recipe}, {how}", Path(name) / f"{len(models)}"
-            seconds[variant] = made(str(model_folder()), file, LENGTH, words, out)
+            seconds[variant] = duration(str(model_folder()), file, LENGTH, words, out)
             models[variant] = pretrained(str(out))[0]
             print(f"{variant}: {seconds[variant]:.0f} s", flush=True)
         scores = judge(models, held, Reader.of(dense, tokenizer, LENGTH))
@@ -137,7 +137,7 @@ def language_model(run: Run) -> bool:
                     stopped = begun.exists()  # what went on has no time of its own
                     begun.touch()
                     shutil.rmtree(out, ignore_errors=True)
-                    again = made(str(model), file, BLOCK, words, out)
+                    again = duration(str(model), file, BLOCK, words, out)
                     write({"seconds": torch.tensor(math.nan if stopped else again)}, took)
                 small: Any = pretrained(str(out))[0]
                 write({"losses": losses(small, held)} | load_file(took), row)
@@ -186,7 +186,7 @@ def beside(run: Run, seconds: dict[str, float], values: dict[str, float], headin
     return shares
 
 
-def made(model: str, texts: Path, length: int, words: list[str], out: Path) -> float:
+def duration(model: str, texts: Path, length: int, words: list[str], out: Path) -> float:
     """A recipe applied by the command. Its seconds."""
     began = time.perf_counter()
     given = [*texts_for(words, texts), "--length", str(length)]

@@ -104,9 +104,9 @@ def compress(model: Path, texts: Path, out: Path, processes: int) -> float:
     return seconds
 
 
-def difference(one: Path, other: Path) -> float:
+def difference(first: Path, other: Path) -> float:
     """The greatest relative difference of a low-rank layer's product."""
-    (a, b) = (load_file(folder / "model.safetensors") for folder in (one, other))
+    (a, b) = (load_file(folder / "model.safetensors") for folder in (first, other))
     far = 0.0
     pairs = {
         name: name.removesuffix("encoder.weight") + "decoder.weight" for name in a if name.endswith("encoder.weight")

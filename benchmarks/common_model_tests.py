@@ -53,8 +53,8 @@ def package(folder: Path, source: Path) -> None:
 def main(run: Run) -> bool:
     given = run.given.names
     names = ["full"] if run.quick else attention.names() if given is None else given.split(",")
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         package(folder, run.given.source)
         (folder / "names").write_text("\n".join(names))
         report = folder / "report.xml"
@@ -72,17 +72,19 @@ def main(run: Run) -> bool:
         outcome = next((child.tag for child in case if child.tag in {"failure", "error", "skipped"}), "passed")
         counts[case.attrib["classname"].rpartition(".")[2]][outcome] += 1
     table = Table("models", "passed", "skipped", "failed")
-    for name, found in sorted(counts.items()):
+    for name, outcomes in sorted(counts.items()):
         run.write(
             [
-                run.record("checks", found["passed"], name, {"suite": "transformers common"}),
-                run.record("failures", found["failure"] + found["error"], name, {"suite": "transformers common"}),
+                run.record("checks", outcomes["passed"], name, {"suite": "transformers common"}),
+                run.record("failures", outcomes["failure"] + outcomes["error"], name, {"suite": "transformers common"}),
             ]
         )
-        table.add_row(name, str(found["passed"]), str(found["skipped"]), str(found["failure"] + found["error"]))
+        table.add_row(
+            name, str(outcomes["passed"]), str(outcomes["skipped"]), str(outcomes["failure"] + outcomes["error"])
+        )
     run.console.print(table)
-    failed = sum(found["failure"] + found["error"] for found in counts.values())
-    passed = sum(found["passed"] for found in counts.values())
+    failed = sum(outcomes["failure"] + outcomes["error"] for outcomes in counts.values())
+    passed = sum(outcomes["passed"] for outcomes in counts.values())
     run.console.print(f"{passed} passed, {failed} failed, of {len(cases)} tests of {len(names)} mechanisms")
     return bool(passed) and not failed
 

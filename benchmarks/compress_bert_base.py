@@ -65,14 +65,14 @@ def networks(layers: int) -> dict[str, BertModel]:
     """The dense model with either attention, and one a rank."""
     torch.manual_seed(0)
     config = BertConfig(num_hidden_layers=layers)
-    found = {BASELINE: BertModel._from_config(config, attn_implementation="sdpa").eval()}
-    found["dense, eager"] = BertModel._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    models = {BASELINE: BertModel._from_config(config, attn_implementation="sdpa").eval()}
+    models["dense, eager"] = BertModel._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
     for rank in RANKS:
-        small = copy.deepcopy(found[BASELINE])
-        # The maps of the thesis' Low-Rank Transformer: those of its layers.
+        small = copy.deepcopy(models[BASELINE])
+        # The linear layers of the thesis' Low-Rank Transformer: those of its layers.
         compress(small, LowRank(rank=rank, solver="randomized", select=("encoder.*",)))
-        found[f"rank {rank}"] = small
-    return found
+        models[f"rank {rank}"] = small
+    return models
 
 
 def published(path: Path) -> dict[tuple[int, int], float]:
@@ -86,7 +86,7 @@ def published(path: Path) -> dict[tuple[int, int], float]:
 
 def shown(records: list[Record], figure: dict[tuple[int, int], float]) -> Table:
     table = Table("N", "batch", "variant", "latency, ms", "IQR", "speed-up", "FLOP ratio", "figure 3.4")
-    found = {(r.setting.get("length"), r.variant, r.metric): r for r in records}
+    cells = {(r.setting.get("length"), r.variant, r.metric): r for r in records}
     for record in records:
         if record.metric == "latency":
             length, name = record.setting["length"], record.variant
@@ -94,7 +94,7 @@ def shown(records: list[Record], figure: dict[tuple[int, int], float]) -> Table:
             thesis = figure.get((length, rank)) if rank else None
             table.add_row(
                 str(length), str(record.setting["batch"]), name, f"{record.value:.0f}", f"{record.spread:.0f}",
-                f"{record.ratio:.2f}x", f"{found[length, name, 'flops'].ratio:.2f}x",
+                f"{record.ratio:.2f}x", f"{cells[length, name, 'flops'].ratio:.2f}x",
                 f"{thesis:.2f}x" if thesis else "",
             )  # fmt: skip
     return table

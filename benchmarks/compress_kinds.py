@@ -63,8 +63,8 @@ def main(run: Run) -> bool:
             job = Job(
                 texts=folder / f"train{suffix}", evaluate=folder / f"test{suffix}", length=64, measure=True,
             )  # fmt: skip
-            with tempfile.TemporaryDirectory() as made:
-                _, records, _ = compressed(str(folder / "model"), recipe, Path(made) / "small", job, run.about, told)
+            with tempfile.TemporaryDirectory() as scratch:
+                _, records, _ = compressed(str(folder / "model"), recipe, Path(scratch) / "small", job, run.about, told)
             own = [
                 replace(record, benchmark=BENCHMARK.name, setting={"model": name} | record.setting)
                 for record in records

@@ -5,9 +5,8 @@
 Tiny Shakespeare by characters (Karpathy 2015), 3 layers of d 128, f 512, 4 heads, batches of 16 texts of 128
 characters, the same for all; AdamW, learning rate 2e-3 with linear warmup over a tenth of the steps and linear decay,
 gradients clipped at 1, no dropout. The gated feed-forward of ours and of Llama has half as many weights again as
-GPT-2's. Validation loss in nats a
-character over 200 texts that are in no batch. Bar: the mean over seeds of our default at most Llama's after 300 steps,
-and at most Llama's + 0.01 after 5,000.
+GPT-2's. Validation loss in nats a character over 200 texts that are in no batch. Bar: the mean over seeds of our
+default at most Llama's after 300 steps, and at most Llama's + 0.01 after 5,000.
 """
 
 from collections.abc import Callable
@@ -107,9 +106,9 @@ def main(run: Run) -> bool:
     variants = list(MODELS) if given.networks is None else given.networks.split(",")
     if not {OURS, LLAMA} <= set(variants) <= set(MODELS):
         run.refuse(f"--networks must be of {', '.join(MODELS)}, {OURS} and {LLAMA} among them; got {given.networks}")
-    wanted = [Training(variant, seed, steps) for seed in range(seeds) for variant in variants]
+    trainings = [Training(variant, seed, steps) for seed in range(seeds) for variant in variants]
     records = run.trainings(
-        wanted,
+        trainings,
         lambda training: (training.variant, training.setting()),
         lambda training: trained(run, training, train, valid, len(characters)),
         lambda own: f"loss {own[0].value:.4f}",

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 
 import numpy as np
-from _deploy_forms import DENSE, Made, make
+from _deploy_forms import DENSE, Deployment, make
 from _deploy_tables import costs, latencies, markdown, shown
 from _deploy_workers import Worker, alone, in_turns
 from _harness import RUNS, Benchmark, Option, Run, data
@@ -59,6 +59,8 @@ BENCHMARK = Benchmark(
 
 
 def main(run: Run) -> None:
+    if run.given.markdown and not run.given.json:
+        run.refuse("--markdown is of the records of --json")
     if run.given.markdown:
         # The figures of a quick run, which mean little, may be in the file too.
         whole = [record for record in run.known() if "--quick" not in record.context["command"]]
@@ -147,7 +149,7 @@ def words(lines: Sequence[str], batch: int, length: int) -> list[str]:
 
 
 def start(
-    run: Run, forms: Sequence[Made], first: Path, about: dict[str, str]
+    run: Run, forms: Sequence[Deployment], first: Path, about: dict[str, str]
 ) -> tuple[dict[str, Worker], list[Record]]:
     """A process of each form that has answered, and records of the time that this took; one that fails is said."""
     workers: dict[str, Worker] = {}

@@ -121,6 +121,10 @@ def main(run: Run) -> bool:
             run.refuse(f"--part {given.part} is for --device cuda{'' if given.part == 'speed' else ', or for --quick'}")
     if given.only and given.part not in (None, "speed", "checks", "changes"):
         run.refuse(f"--only is for mechanisms and changes, which are no part of {given.part}")
+    if given.only and not any(given.only in f"{name}, causal" for name in (*names(), *recipes())):
+        run.refuse(f"--only must be a part of the name of a mechanism or of a change, got {given.only!r}")
+    if not all(word.isdecimal() and 1 <= int(word) <= TOKENS for word in given.lengths.split(",")):
+        run.refuse(f"--lengths must be in 1..{TOKENS}, with commas between, got {given.lengths}")
     left |= {"grid", "table3", "mnist", "low_rank"} if given.only else set()
     met = True
     for part, work in zip(PARTS, (grid, table3, speeds, mnist, low_rank, checks, changes), strict=True):
@@ -243,8 +247,8 @@ def checked(form: Form, device: torch.device) -> tuple[list[str], bool]:
         more["choice"] = exact.choose(q, k, v, mask)
     there = copy.deepcopy(exact).float().to(device)
     expected, of_expected = with_gradients(exact, (q, k, v), mask, more)
-    found, of_found = with_gradients(there, tuple(x.float().to(device) for x in (q, k, v)), mask.to(device), more)
-    single, gradients = apart(found, expected), max(map(apart, of_found, of_expected))
+    actual, of_actual = with_gradients(there, tuple(x.float().to(device) for x in (q, k, v)), mask.to(device), more)
+    single, gradients = apart(actual, expected), max(map(apart, of_actual, of_expected))
     low = copy.deepcopy(there).to(torch.bfloat16)
     with torch.no_grad():
         half = low(*(x.bfloat16().to(device) for x in (q, k, v)), mask.to(device), **on(more, device))
@@ -282,10 +286,10 @@ def with_gradients(
     return out.detach(), [x.grad for x in everything if x.grad is not None]
 
 
-def apart(found: Tensor, expected: Tensor) -> float:
-    """||found - expected|| / ||expected||."""
-    found = found.detach().double().cpu()
-    return float((found - expected).norm() / expected.norm().clamp(min=1e-12))
+def apart(actual: Tensor, expected: Tensor) -> float:
+    """||actual - expected|| / ||expected||."""
+    actual = actual.detach().double().cpu()
+    return float((actual - expected).norm() / expected.norm().clamp(min=1e-12))
 
 
 @torch.no_grad()
@@ -302,11 +306,11 @@ def amount_of_padding(form: Form, device: torch.device) -> float:
     """How far the outputs of a text are from those of the same text between masked positions."""
     module = form.build(CHECKED).to(device)
     q, k, v = (x[:1, :, :TEXT].to(device) for x in drawn(CHECKED, torch.float32))
-    kept = torch.ones(1, TEXT, dtype=torch.bool, device=device)
-    alone = module(q, k, v, kept)
+    mask = torch.ones(1, TEXT, dtype=torch.bool, device=device)
+    alone = module(q, k, v, mask)
     left, right = 37, 83
     wide = [nn.functional.pad(x, (0, 0, left, right), value=2.0) for x in (q, k, v)]
-    padded = module(*wide, nn.functional.pad(kept, (left, right)))[:, :, left : left + TEXT]
+    padded = module(*wide, nn.functional.pad(mask, (left, right)))[:, :, left : left + TEXT]
     return apart(padded, alone.double().cpu())
 
 
@@ -487,7 +491,7 @@ def changes(run: Run, device: torch.device) -> bool:
             table.add_row(name, "fine, as the file has it")
             continue
         try:
-            cells, fine = made(recipe, device)
+            cells, fine = outcome(recipe, device)
         except Exception as error:
             cells, fine = ["", "", f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"], False
         met &= fine
@@ -516,7 +520,7 @@ def batches(device: torch.device) -> list[dict[str, Tensor]]:
     return [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in ids.split(16)]
 
 
-def made(recipe: list[Change], device: torch.device) -> tuple[list[str], bool]:
+def outcome(recipe: list[Change], device: torch.device) -> tuple[list[str], bool]:
     """What is to be said of a recipe, and whether it is fine."""
     there, seconds = changed(recipe, device)
     here, own = changed(recipe, torch.device("cpu"))

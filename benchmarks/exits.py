@@ -144,7 +144,7 @@ def digest(model: PreTrainedModel) -> str:
 
 
 def costs(run: Run, models: dict[str, Any], rows: Any) -> list[Record]:
-    """Time and FLOPs of a sentence in batches of each size."""
+    """Time of all sentences in batches of each size, and their FLOPs in batches of one."""
     records = []
     for size in SIZES:
         batches = list(Batches(rows, size))

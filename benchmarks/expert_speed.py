@@ -71,8 +71,8 @@ def experts(implementation: str, changes: list[Change]) -> nn.Module:
     for change in changes:
         change.apply(model, Given())
     layer: Any = model.layers[0]
-    found: nn.Module = layer.mlp.experts
-    return found
+    block: nn.Module = layer.mlp.experts
+    return block
 
 
 def routed(tokens: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Factorising every linear map of a model, at a quarter of the largest useful rank: `svd` and `randomized`.
+"""Factorising every linear layer of a model, at a quarter of the largest useful rank: `svd` and `randomized`.
 
 The peer is greenformer 0.2.2, the toolkit of the thesis' author: a randomised SVD of ten power iterations, timed
 without gradients, which is faster than as it comes. Both sides by their one call, `auto_fact`. Beside the times stand
@@ -85,7 +85,7 @@ def models(quick: bool) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def restored(model: nn.Module) -> Iterator[None]:
-    """Put the dense maps back afterwards."""
+    """Put the dense layers back afterwards."""
     before = linears(model)
     try:
         yield
@@ -95,7 +95,7 @@ def restored(model: nn.Module) -> Iterator[None]:
 
 
 def flops(m: int, n: int, variant: str) -> float:
-    """Of one map. An eigendecomposition of q x q is counted as 6 q^3, a QR of s x l with its Q as 4 s l^2."""
+    """Of one layer. An eigendecomposition of q x q is counted as 6 q^3, a QR of s x l with its Q as 4 s l^2."""
     p, q, r = max(m, n), min(m, n), rank_of(m, n)
     gram, width, degree = 5 / 4 * p * q**2, r + max(r // 4, 8), 4
     if variant == PEER:
@@ -165,7 +165,7 @@ def measured(run: Run, name: str, model: nn.Module, theirs: Callable[[nn.Module]
 
 def show(run: Run, records: list[Record]) -> bool:
     """Print one model; True if every bar is met."""
-    title = f"{records[0].setting['model']}: {records[0].setting['maps']} maps, on {torch.get_num_threads()} threads"
+    title = f"{records[0].setting['model']}: {records[0].setting['maps']} layers, on {torch.get_num_threads()} threads"
     heads = ("solver", "time, ms", "IQR", "speed-up", "limit (FLOP ratio)", "bar", "error over optimum, %")
     table = Table(*heads, title=title)
     figure = {(record.variant, record.metric): record for record in records}

@@ -145,9 +145,9 @@ def bars(records: list[Record]) -> bool:
     """Whether the bars are met."""
     met = True
     for name, least in KEPT.items():
-        kept = quality(records, name)
-        met &= kept >= least
-        print(f"{name}: {kept:.2%} kept, at least {least:.1%}: {yes(kept >= least)}")
+        share = quality(records, name)
+        met &= share >= least
+        print(f"{name}: {share:.2%} kept, at least {least:.1%}: {yes(share >= least)}")
     return met
 
 

@@ -45,7 +45,7 @@ BENCHMARK = Benchmark(
     quick="2 meta-steps and 4 episodes; the figures mean nothing",
     options=(
         data("--images", "omniglot", "Omniglot"),
-        Option("--seed", "seed of weights and episodes", int, default=0),
+        Option("--seed", "seed of weights and episodes", int, default=0, least=0),
         Option("--steps", "meta-steps", int, default=2000),
         Option("--networks", "networks, with commas between", str, default="convolutions,transformer"),
         Option("--shots", "drawings to learn from, with commas between", str, default="1,5"),
@@ -87,7 +87,16 @@ def main(run: Run) -> bool:
     names = [name.strip() for name in run.given.networks.split(",")]
     if unknown := set(names) - set(NETWORKS):
         run.refuse(f"--networks must be of {', '.join(NETWORKS)}, got {', '.join(sorted(unknown))}")
-    shots, orders = (sorted({int(word) for word in text.split(",")}) for text in (run.given.shots, run.given.orders))
+    try:
+        shots, orders = (
+            sorted({int(word) for word in text.split(",")}) for text in (run.given.shots, run.given.orders)
+        )
+    except ValueError:
+        shots, orders = [], []
+    if not shots or shots[0] < 1 or not {*orders} <= {1, 2}:
+        run.refuse(
+            f"--shots must be numbers above 0 and --orders 1, 2 or both, got {run.given.shots}; {run.given.orders}"
+        )
     seed = run.given.seed
     learnt, judged = sets(run.given.images)
     learnt = turned(learnt)
@@ -150,8 +159,10 @@ def shown(records: list[Record]) -> Table:
         (record,) = [
             r for r in records if (r.setting["shots"], -r.setting["order"], r.variant) == (shots, order, variant)
         ][-1:]  # fmt: skip
-        known = f"{PUBLISHED[shots]}" if variant == "convolutions" and shots in PUBLISHED and order == -2 else ""
-        table.add_row(str(shots), str(-order), variant, f"{record.value:.1f} +- {(record.spread or 0) / 2:.1f}", known)
+        published = f"{PUBLISHED[shots]}" if variant == "convolutions" and shots in PUBLISHED and order == -2 else ""
+        table.add_row(
+            str(shots), str(-order), variant, f"{record.value:.1f} +- {(record.spread or 0) / 2:.1f}", published
+        )
     return table
 
 

@@ -65,7 +65,7 @@ def main(run: Run) -> bool:
         records[name] = [
             run.record(
                 record.metric, record.value, record.variant, record.setting | {"study": name}, spread=record.spread,
-                interval=interval(record),
+                interval=record.interval, to=record.to,
             )
             for record in part.records
         ]  # fmt: skip
@@ -76,13 +76,13 @@ def main(run: Run) -> bool:
     return run.quick or "surroundings" not in records or has_its_peak(drawn(folder, margins, draws))
 
 
-def interval(record: Record) -> list[float] | None:
+def of_mean(record: Record) -> tuple[float, float]:
     """The 95 % interval of the mean of the draws."""
     if record.spread is None:
-        return None
+        return record.value, record.value
     draws = record.setting["draws"]
     half = float(t.ppf(0.975, draws - 1)) * record.spread / draws**0.5
-    return [record.value - half, record.value + half]
+    return record.value - half, record.value + half
 
 
 def shown(study: str, records: Sequence[Record]) -> Table:
@@ -90,7 +90,7 @@ def shown(study: str, records: Sequence[Record]) -> Table:
     table = Table(about, "", "AUC (%)", "95 % of the mean", "F1 (%)", title=study)
     for record in records:
         if record.metric == "auc":
-            low, high = record.interval or (record.value, record.value)
+            low, high = of_mean(record)
             other = next(
                 r.value for r in records
                 if (r.metric, r.variant, r.setting[name]) == ("f1", record.variant, record.setting[name])
@@ -137,7 +137,7 @@ def picture(records: dict[str, list[Record]]) -> Figure:
             rows = [record for record in own if (record.metric, record.variant) == ("auc", variant)]
             places = [record.setting[name] for record in rows]
             middle = [record.value for record in rows]
-            halves = [(record.interval or (0, 2 * record.value))[1] - record.value for record in rows]
+            halves = [of_mean(record)[1] - record.value for record in rows]
             axes.errorbar(places, middle, halves, label=variant, capsize=3, marker="o")
         axes.set_xlabel(about)
         axes.set_ylabel("AUC (%)")

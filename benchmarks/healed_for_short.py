@@ -64,11 +64,11 @@ def main(run: Run) -> bool:
     for name in names:
         for steps in (0, *hurdles):
             small = copy.deepcopy(dense)
-            made = RECIPES[name]
+            recipe = RECIPES[name]
             if steps:
-                suited = Heal.suited(texts=SENTENCES, before=made, following=())
-                made = [*made, suited.but(steps=steps)]
-            compress(small, made, texts=texts, tokenizer=tokenizer, length=LENGTH)
+                suited = Heal.suited(texts=SENTENCES, before=recipe, following=())
+                recipe = [*recipe, suited.but(steps=steps)]
+            compress(small, recipe, texts=texts, tokenizer=tokenizer, length=LENGTH)
             value = judge({"small": small}, ranked, Reader.of(dense, tokenizer, LENGTH))["small"]["spearman"][0]
             agreement[name, steps] = value
             run.write([run.record("quality_share", value, name, {"judged": "agrees", "steps": steps})])

@@ -78,10 +78,10 @@ def main(run: Run) -> None:
 
 
 def settings(variant: str, folder: Path, seed: int, quick: bool) -> Settings:
-    one = replace(SETTINGS, folder=str(folder), variant="transformer" if variant == BASELINE else variant, seed=seed)
+    own = replace(SETTINGS, folder=str(folder), variant="transformer" if variant == BASELINE else variant, seed=seed)
     options = dict(VARIANTS[variant])
-    one = replace(one, k=options.pop("k", None), option=options or None)
-    return replace(one, **QUICK) if quick else one
+    own = replace(own, k=options.pop("k", None), option=options or None)
+    return replace(own, **QUICK) if quick else own
 
 
 def of_run(run: Run, folder: Path, own: Settings) -> Tensor:
@@ -89,8 +89,8 @@ def of_run(run: Run, folder: Path, own: Settings) -> Tensor:
     ensure(folder, own, run.console)
     objective = replace(own, init=str(folder)).task().objective
     assert isinstance(objective, TextClassification)
-    found = predict(trained(folder), Numbered(objective, "test"), batch_size=16, collate=objective.collate)
-    return correct(*found)
+    predictions = predict(trained(folder), Numbered(objective, "test"), batch_size=16, collate=objective.collate)
+    return correct(*predictions)
 
 
 def by_ngrams(data: Labelled) -> Tensor:
@@ -120,13 +120,13 @@ def wilson(right: Tensor) -> tuple[float, float, float]:
     return 100 * p, 100 * (middle - half) / (1 + z * z / n), 100 * (middle + half) / (1 + z * z / n)
 
 
-def shown(found: Mapping[tuple[str, int | None], Tensor]) -> Table:
+def shown(answers: Mapping[tuple[str, int | None], Tensor]) -> Table:
     """Accuracies and what of their differences is more than noise."""
     table = Table("variant", "seed", "test accuracy (%)", "95 % interval", "to full", "")
-    for (variant, seed), right in found.items():
+    for (variant, seed), right in answers.items():
         value, low, high = wilson(right)
         cells = [variant, "" if seed is None else str(seed), f"{value:.1f}", f"{low:.1f} to {high:.1f}"]
-        base = found[BASELINE, seed or 0]
+        base = answers[BASELINE, seed or 0]
         if variant == BASELINE:
             cells += ["", ""]
         else:

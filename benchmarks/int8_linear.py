@@ -63,21 +63,21 @@ def ways(n: int, m: int, rows: int) -> tuple[dict[str, Callable[[], Any]], Tenso
     x, bias = torch.randn(rows, n), torch.randn(m)
     weight = quantised(torch.randn(m, n) * n**-0.5)
     dense = weight[1][:, None] * weight[0]
-    made = {name: getattr(kernels, name)(*weight, bias) for name in ("fused", "by_token", "prepacked")}
-    made["chosen"] = kernels.kernel(*weight, bias)
+    products = {name: getattr(kernels, name)(*weight, bias) for name in ("fused", "by_token", "prepacked")}
+    products["chosen"] = kernels.kernel(*weight, bias)
     there, kernels.has_fused_int8 = kernels.has_fused_int8, lambda: False
-    made["without"] = kernels.kernel(*weight, bias)
+    products["without"] = kernels.kernel(*weight, bias)
     kernels.has_fused_int8 = there
     half = dense.bfloat16(), bias.bfloat16()
-    made["bfloat16"] = lambda x: F.linear(x.bfloat16(), *half).float()
-    made["float32"] = lambda x: F.linear(x, dense, bias)
-    calls: dict[str, Callable[[], Any]] = {name: partial(call, x) for name, call in made.items()}
+    products["bfloat16"] = lambda x: F.linear(x.bfloat16(), *half).float()
+    products["float32"] = lambda x: F.linear(x, dense, bias)
+    calls: dict[str, Callable[[], Any]] = {name: partial(call, x) for name, call in products.items()}
     return calls, F.linear(x.double(), dense.double(), bias.double())
 
 
-def error(found: Tensor, exact: Tensor) -> float:
+def error(product: Tensor, exact: Tensor) -> float:
     """How far a product is from the exact one, relative to it."""
-    return ((found - exact).norm() / exact.norm()).item()
+    return ((product - exact).norm() / exact.norm()).item()
 
 
 def cell(times: dict[str, Timing], name: str) -> str:

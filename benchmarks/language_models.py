@@ -113,13 +113,13 @@ def main(run: Run) -> None:
     steps, seeds = given.steps or (4 if run.quick else STEPS), given.seeds or (1 if run.quick else 2)
     every = trainings(steps, seeds, characters["train"])
     every = [training for training in every if given.task in (None, training.task)]
-    wanted = [training for training in every if given.only in (None, training.variant)]
-    if not wanted:
+    plan = [training for training in every if given.only in (None, training.variant)]
+    if not plan:
         run.refuse(f"--only must be one of {', '.join(dict.fromkeys(training.variant for training in every))}")
     tasks = [task for task in TASKS if given.task in (None, task)]
     objectives = {task: objective(task, given.data, characters) for task in tasks}
     records = run.trainings(
-        wanted,
+        plan,
         lambda training: (training.variant, training.setting(steps)),
         lambda training: trained(run, training, objectives[training.task]),
         lambda own: f"loss {own[-2].value:.4f}, {1000 * own[-1].value / steps:.0f} ms a step",
@@ -209,9 +209,9 @@ def trained(run: Run, own: Training, task: LanguageModelling) -> list[Record]:
     return [run.record(metric, value, own.variant, own.setting(step), seed=own.seed) for step, metric, value in figures]
 
 
-def of_trainings(records: list[Record], wanted: list[Training]) -> list[Record]:
+def of_trainings(records: list[Record], plan: list[Training]) -> list[Record]:
     """The records of these trainings: a file may hold others, of other sizes."""
-    settings = [(training.variant, training.setting(0)) for training in wanted]
+    settings = [(training.variant, training.setting(0)) for training in plan]
     return [record for record in records if (record.variant, {**record.setting, "step": 0}) in settings]
 
 

@@ -97,15 +97,15 @@ def bert(attention: str) -> nn.Module:
 
 def layers(mode: str, length: int, quick: bool) -> dict[str, nn.Module]:
     """Every layer of the comparison; peers whose attention is N x N in memory are left out where that takes minutes."""
-    found: dict[str, nn.Module] = {
+    modules: dict[str, nn.Module] = {
         name: ours(name, length) for name in ("transformer", "lrt", "linformer", "lrt+linformer")
     }
-    found |= {SDPA: bert("sdpa"), BY_TORCH: BySdpa()}
+    modules |= {SDPA: bert("sdpa"), BY_TORCH: BySdpa()}
     if length <= (128 if quick else 4096):
-        found["transformers BERT, eager"] = bert("eager")
+        modules["transformers BERT, eager"] = bert("eager")
         if mode == "inference":  # the fused form is of inference alone
-            found[FUSED] = torch_layer()
-    return found
+            modules[FUSED] = torch_layer()
+    return modules
 
 
 def subject(layer: nn.Module, x: Tensor) -> Subject:

@@ -74,12 +74,12 @@ def learned(length: int, steps: int) -> tuple[AdaptiveSpan, float]:
         ids = torch.randint(SYMBOLS, (4, length), generator=generator)
         out = model.decoder(ids)
         logits = model.head(out, None).logits[:, BACK:]
-        wanted = ids[:, :-BACK]
-        (F.cross_entropy(logits.flatten(0, 1), wanted.flatten()) + out.auxiliary_loss).backward()
+        targets = ids[:, :-BACK]
+        (F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + out.auxiliary_loss).backward()
         optimizer.step()
         optimizer.zero_grad()
         mechanism.update_()
-        right = float((logits.argmax(-1) == wanted).double().mean())
+        right = float((logits.argmax(-1) == targets).double().mean())
     return mechanism, right
 
 

@@ -67,7 +67,7 @@ def main(run: Run) -> None:
         panels = grid(steps, of_lengths)
         records = measure(run, base, panels)
         ends = final(records)
-        if of_lengths == longest or all(ends[one] < OFF_PLATEAU * frequencies for one in panels["length"]):
+        if of_lengths == longest or all(ends[training] < OFF_PLATEAU * frequencies for training in panels["length"]):
             break
         of_lengths = min(2 * of_lengths, longest)
     run.show(table(records, panels, frequencies))
@@ -118,13 +118,13 @@ def measure(run: Run, base: Settings, panels: dict[str, list[Training]]) -> list
 
 def curves(records: list[Record], metric: str) -> dict[Training, list[tuple[float, float]]]:
     """(step, value) of each run."""
-    found: dict[Training, list[tuple[float, float]]] = {}
+    by_run: dict[Training, list[tuple[float, float]]] = {}
     for record in records:
         if record.metric == metric:
             at = record.setting
             run = (record.variant, at["k"], at["sharing"], at["length"], at["steps"])
-            found.setdefault(run, []).append((at["step"], record.value))
-    return found
+            by_run.setdefault(run, []).append((at["step"], record.value))
+    return by_run
 
 
 def final(records: list[Record]) -> dict[Training, float]:

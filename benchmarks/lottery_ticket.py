@@ -47,7 +47,7 @@ BENCHMARK = Benchmark(
     json=KNOWN,
     threads=1,
     options=(
-        Option("--seed", "one seed; by default 0, 1 and 2", int),
+        Option("--seed", "one seed; by default 0, 1 and 2", int, least=0),
         Option("--runs", "run folders, to go on from", Path, RUNS / "lottery_ticket"),
     ),
 )
@@ -56,9 +56,9 @@ BENCHMARK = Benchmark(
 def main(run: Run) -> None:
     base, at = (replace(BASE, **QUICK), QUICK_AT) if run.quick else (BASE, AT)
     seeds = SEEDS if run.given.seed is None else (run.given.seed,)
-    wanted = [(variant, seed) for seed in seeds for variant in VARIANTS]
+    trainings = [(variant, seed) for seed in seeds for variant in VARIANTS]
     records = run.trainings(
-        wanted, partial(place, base), partial(measure, run, base, at), lambda new: f"{new[-1].value:.2f} %"
+        trainings, partial(place, base), partial(measure, run, base, at), lambda new: f"{new[-1].value:.2f} %"
     )
     scores = {(record.variant, record.setting["round"], record.setting["seed"]): record for record in records
               if record.setting.items() >= place(base, ("", record.setting["seed"]))[1].items()}  # fmt: skip

@@ -5,9 +5,10 @@
 
 Tiny Shakespeare by bytes, 3 layers of width 128 with rank 16, 600 steps of 16 x 128 tokens; with `--size large`, for an
 accelerator, WikiText-2 by bytes, 6 layers of width 512 with rank 64, 1,000 steps of 64 x 256. Each way is trained with
-one seed at every learning rate of the same grid, and at its best with `--seeds` in all; the rate is chosen by the first
-half of the validation text, the loss is that of the second half. The records have the time of each training's steps;
-the table has none, as trainings are hours apart, and what else the machine did then is in it.
+one seed at every learning rate of a grid, one for all ways by AdamW and one for all by Muon, and at its best with
+`--seeds` in all; the rate is chosen by the first half of the validation text, the loss is that of the second half. The
+records have the time of each training's steps; the table has none, as trainings are hours apart, and what else the
+machine did then is in it.
 
 The ways: another beginning of the factors (spectral, orthogonal), decay of their product (Khodak 2021,
 arXiv:2105.01029), a rate or an average of squares of their own, Muon, dense layers for a share of the steps and then
@@ -189,8 +190,6 @@ def main(run: Run) -> bool:
     if not names:
         run.refuse(f"--only must begin one of {', '.join(WAYS)}")
     seeds = 1 if run.quick else run.given.seeds
-    if seeds < 1:
-        run.refuse(f"--seeds must be at least 1, got {seeds}")
     size, steps = SIZES[run.given.size], run.given.steps
     if steps is not None and steps < QUICK:
         run.refuse(f"--steps must be at least {QUICK}, got {steps}")
@@ -211,11 +210,11 @@ def study(run: Run, size: Size, names: Sequence[str], seeds: int, folder: Path) 
         train, halves = train[:50_000], {name: half[:2_000] for name, half in halves.items()}
     tasks = {name: CausalLM(Text(name, train, half, ""), tokenizer, size.length) for name, half in halves.items()}
 
-    def trained(wanted: Sequence[Training]) -> list[Record]:
+    def trained(trainings: Sequence[Training]) -> list[Record]:
         return run.trainings(
-            wanted,
-            lambda one: (one.way, one.setting),
-            lambda one: records_of(run, one, tasks),
+            trainings,
+            lambda training: (training.way, training.setting),
+            lambda training: records_of(run, training, tasks),
             lambda new: f"loss {new[1].value:.4f} at {new[1].setting['learning_rate']:g}",
         )
 
@@ -236,20 +235,20 @@ def of_size(records: Sequence[Record], size: Size) -> list[Record]:
     return [record for record in records if record.setting.get("data") == size.data]
 
 
-def records_of(run: Run, one: Training, tasks: Mapping[str, CausalLM]) -> list[Record]:
+def records_of(run: Run, training: Training, tasks: Mapping[str, CausalLM]) -> list[Record]:
     """Train, and the loss on both halves of the validation text, the parameters and the time of the steps."""
-    model, seconds = trained_by(WAYS[one.way], one, tasks["choice"])
+    model, seconds = trained_by(WAYS[training.way], training, tasks["choice"])
     losses = {name: task.evaluate(model, "valid", 64)["loss"] for name, task in tasks.items()}
     return [
-        *(run.record("loss", loss, one.way, one.setting | {"half": half}) for half, loss in losses.items()),
-        run.record("parameters", parameters(model), one.way, one.setting, source="counted"),
-        run.record("train_time", seconds, one.way, one.setting),
+        *(run.record("loss", loss, training.way, training.setting | {"half": half}) for half, loss in losses.items()),
+        run.record("parameters", parameters(model), training.way, training.setting, source="counted"),
+        run.record("train_time", seconds, training.way, training.setting),
     ]
 
 
-def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel, float]:
+def trained_by(way: Way, training: Training, task: CausalLM) -> tuple[PreTrainedModel, float]:
     """The network, trained, and the seconds that its steps took."""
-    size, low = one.size, way.network != "transformer"
+    size, low = training.size, way.network != "transformer"
     rank: Any = None
     if low:
         rank = size.rank * next(iter((way.stages or {0.0: 1}).values()))
@@ -258,19 +257,19 @@ def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel
     config = task.config(**size.network, rank=rank, rank_per_head=way.per_head)
     ids = torch.zeros(1, size.length, dtype=torch.long)
     config = controlled(way.network, config, task.build, lambda model, _: model(input_ids=ids))
-    set_seed(one.seed)
+    set_seed(training.seed)
     model = task.build(config)
     if way.begin is not None:
         way.begin(model)
     device = accelerator()
     model.to(device)  # type: ignore[arg-type]
-    stream = Stream(task, size.batch, one.steps, one.seed)
-    shrinks = {round(share * one.steps): times * size.rank for share, times in (way.stages or {}).items() if share}
-    truncated = round(way.dense * one.steps) if way.dense else -1
-    optimizers, since = optimisers(way, model, one.rate, size.slower), 0
+    stream = Stream(task, size.batch, training.steps, training.seed)
+    shrinks = {round(share * training.steps): times * size.rank for share, times in (way.stages or {}).items() if share}
+    truncated = round(way.dense * training.steps) if way.dense else -1
+    optimizers, since = optimisers(way, model, training.rate, size.slower), 0
     model.train()
     spent = 0.0
-    for step in range(one.steps):
+    for step in range(training.steps):
         batch = task.collate([stream[place] for place in range(step * size.batch, (step + 1) * size.batch)])
         batch = {name: value.to(device) for name, value in batch.items()}
         began = time.perf_counter()
@@ -279,11 +278,11 @@ def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel
             if way.energy:
                 weights = {name: model.get_submodule(name).weight for name in ranks}
                 ranks = by_energy(weights, sum(size.rank * sum(weight.shape) for weight in weights.values()))  # type: ignore
-            optimizers, since = after(way, model, one, optimizers, ranks), step
+            optimizers, since = after(way, model, training, optimizers, ranks), step
         if step in shrinks:
             ranks = dict.fromkeys(factors(model), shrinks[step])
-            optimizers, since = after(way, model, one, optimizers, ranks), step
-        share = rate_at(step, one.steps, since)
+            optimizers, since = after(way, model, training, optimizers, ranks), step
+        share = rate_at(step, training.steps, since)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * share
@@ -293,7 +292,7 @@ def trained_by(way: Way, one: Training, task: CausalLM) -> tuple[PreTrainedModel
             optimizer.step()
             optimizer.zero_grad()
         if way.product:
-            decay_products(model, one.rate * share * DECAY)
+            decay_products(model, training.rate * share * DECAY)
         if device.type != "cpu":
             torch.accelerator.synchronize()
         spent += time.perf_counter() - began
@@ -317,29 +316,29 @@ def optimisers(way: Way, model: nn.Module, rate: float, slower: float) -> list[O
             decay = 0.0 if way.product else DECAY
             groups.append({"params": of_factors, "lr": rate, "weight_decay": decay, "betas": way.betas})
         groups.append({"params": [x for x, is_factor, _ in apart if not is_factor], "lr": usual})
-        made: list[Optimizer] = [AdamW(groups, weight_decay=DECAY)]
+        optimizers: list[Optimizer] = [AdamW(groups, weight_decay=DECAY)]
     else:
         matrices = [x for x, _, matrix in apart if matrix]
-        made = [
+        optimizers = [
             Muon([{"params": matrices, "weight_decay": DECAY}], lr=rate),
             AdamW([x for x, _, matrix in apart if not matrix], lr=usual, weight_decay=DECAY),
         ]
-    for optimizer in made:
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
-    return made
+    return optimizers
 
 
 def after(
-    way: Way, model: nn.Module, one: Training, before: list[Optimizer], ranks: dict[str, int]
+    way: Way, model: nn.Module, training: Training, before: list[Optimizer], ranks: dict[str, int]
 ) -> list[Optimizer]:  # fmt: skip
     """The optimisers after layers were truncated to these ranks, with what is known of parameters that stay."""
-    known: dict[Tensor, Any] = {x: state for optimizer in before for x, state in optimizer.state.items()}
-    known |= narrowed(model, ranks, None if way.stages else before[0])
-    new = optimisers(way, model, one.rate, one.size.slower)
+    states: dict[Tensor, Any] = {x: state for optimizer in before for x, state in optimizer.state.items()}
+    states |= narrowed(model, ranks, None if way.stages else before[0])
+    new = optimisers(way, model, training.rate, training.size.slower)
     for optimizer in new:
         for group in optimizer.param_groups:
-            optimizer.state.update({x: known[x] for x in group["params"] if x in known})
+            optimizer.state.update({x: states[x] for x in group["params"] if x in states})
     return new
 
 

@@ -1,4 +1,4 @@
-"""Translation, Multi30k English to German: the encoder-decoder dense and with LED in every map, at equal steps.
+"""Translation, Multi30k English to German: dense and with low-rank linear layers, at equal steps.
 
     python benchmarks/multi30k.py [--blocks] [--quick] [--seeds 3] [--ways lrt,narrow] [--rates 0.5,1,2]
         [--json results/multi30k.jsonl] [--page docs/multi30k.md]
@@ -129,12 +129,12 @@ def as_large(settings: Settings, baseline: Path) -> dict[str, Any]:
 
 def judged(run: Path) -> tuple[dict[str, float], list[str]]:
     """Scores on the test split and every translation; computed once a run."""
-    kept = run / "test.json"
-    if not kept.exists():
+    path = run / "test.json"
+    if not path.exists():
         evaluation = evaluate(run, "test")
-        checkpoint.replace(kept, json.dumps({"scores": evaluation.scores, "texts": evaluation.texts}))
-    found = json.loads(kept.read_text())
-    return found["scores"], found["texts"]
+        checkpoint.replace(path, json.dumps({"scores": evaluation.scores, "texts": evaluation.texts}))
+    content = json.loads(path.read_text())
+    return content["scores"], content["texts"]
 
 
 def table(ran: Study, values: Mapping[str, Values], times: Mapping[str, Record]) -> Table:

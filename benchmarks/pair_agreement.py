@@ -67,15 +67,19 @@ def main(run: Run) -> bool:
     table = Table("recipe", "agreement, %", "kept, on as many pairs, %", "kept, on 1,625 others, %", "difference")
     records, missed = [], []
     for name in list(models)[1:]:
-        kept = {
+        shares = {
             which: 100 * scores[name]["spearman"][0] / scores["dense"]["spearman"][0] for which, scores in by.items()
         }
         low, high = by["others"][name]["spearman"][1] or (0.0, 0.0)
         table.add_row(
-            name, f"{kept['agrees']:.2f}", f"{kept['seen']:.2f}", f"{kept['others']:.2f}", f"{low:+.2f} to {high:+.2f}"
+            name,
+            f"{shares['agrees']:.2f}",
+            f"{shares['seen']:.2f}",
+            f"{shares['others']:.2f}",
+            f"{low:+.2f} to {high:+.2f}",
         )
-        missed.append([abs(kept[which] - kept["others"]) for which in ("agrees", "seen")])
-        for which, value in kept.items():
+        missed.append([abs(shares[which] - shares["others"]) for which in ("agrees", "seen")])
+        for which, value in shares.items():
             records.append(run.record("quality_share", value, name, {"judged": which}))
     run.show(table)
     run.write(records)

@@ -43,6 +43,10 @@ BENCHMARK = Benchmark(
 
 def main(run: Run) -> bool:
     missed = list[str]()
+    if run.given.only and not any(run.given.only in contest.name for contest in CONTESTS):
+        run.refuse(
+            f"--only must be a part of {'; '.join(contest.name for contest in CONTESTS)}; got {run.given.only!r}"
+        )
     for contest in CONTESTS:
         if run.given.only and run.given.only not in contest.name:
             continue
@@ -174,9 +178,9 @@ def _missed(contest: Contest, rows: dict[str, dict[int, float]], is_time: bool) 
             if peer in contest.others and name != next(iter(contest.ours)):
                 continue
             for length, value in rows.get(peer, {}).items():
-                wanted = FASTER if is_time else 1.0
-                if value < wanted * own[length]:
-                    yield f"{name} at N {length:,}: {value / own[length]:.2f}x of {peer}, bar {wanted}"
+                least = FASTER if is_time else 1.0
+                if value < least * own[length]:
+                    yield f"{name} at N {length:,}: {value / own[length]:.2f}x of {peer}, bar {least}"
         for length, value in rows["sdpa"].items():
             if is_time and contest.peers and length >= 2048 and value < own[length]:
                 yield f"{name} at N {length:,}: {value / own[length]:.2f}x of SDPA, bar 1"

@@ -111,7 +111,7 @@ def main(run: Run) -> bool:
     models: dict[str, Any] = {"dense": dense}
     records: list[Record] = []
     for recipe in recipes:
-        models[recipe.label], seconds = made(recipe, dense, tokenizer, calibration, learnt, quick=run.quick)
+        models[recipe.label], seconds = model_of(recipe, dense, tokenizer, calibration, learnt, quick=run.quick)
         records.append(run.record("compression_time", seconds, recipe.label, {"kind": recipe.kind}))
         print(f"{recipe.label}: {seconds:.0f} s", flush=True)
     for texts in judges:
@@ -134,7 +134,7 @@ def timed_batch() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def made(
+def model_of(
     recipe: Recipe, dense: Any, tokenizer: PreTrainedTokenizerBase, calibration: list[Any], learnt: list[str],
     *, quick: bool,
 ) -> tuple[Any, float]:  # fmt: skip
@@ -144,7 +144,7 @@ def made(
         *before, last = recipe.changes
         small, seconds = copy.deepcopy(dense), 0.0
         if before:  # most begin as another recipe does
-            small, seconds = made(Recipe("", tuple(before)), dense, tokenizer, calibration, learnt, quick=quick)
+            small, seconds = model_of(Recipe("", tuple(before)), dense, tokenizer, calibration, learnt, quick=quick)
         trained = {"texts": learnt, "tokenizer": tokenizer, "length": LENGTH, "teacher": dense} if last.trains else {}
         start = time.monotonic()
         compress(small, last, calibration=calibration, **trained)
@@ -216,12 +216,16 @@ def bars(records: list[Record]) -> bool:
     untrained = [label for label, kind in fast.items() if "healed" not in kind and "int8" not in kind]
     met = True
     for labels, least, within in ((untrained, KEPT, MINUTES), (list(fast), BEST, None)):
+        bar = f"at least {FASTER:g}x at {least:.0%}" + (f" in {within:g} min, untrained" if within else "")
+        if not labels:
+            met = False
+            print(f"{bar}: {yes(False)}, no recipe is as fast")
+            continue
         # By the training pairs, so that those that judge it had no part in the choice.
         best = max(labels, key=lambda label: of(records, "spearman", label, "train").ratio or 0.0)
         minutes = of(records, "compression_time", best).value / 60
         done = quality(records, best) >= least and (within is None or minutes <= within)
         met &= done
-        bar = f"at least {FASTER:g}x at {least:.0%}" + (f" in {within:g} min, untrained" if within else "")
         print(f"{best}: {speed(records, best):.2f}x at {quality(records, best):.1%} in {minutes:.1f} min")
         print(f"{bar}: {yes(done)}")
     healed = HEALING[0].label

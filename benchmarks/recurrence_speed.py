@@ -9,11 +9,11 @@ layer of dense attention: SDPA, and eager up to 4,096. Causal bp is compared wit
 Star-Transformer of FastNLP, of one layer. All sides at all lengths run interleaved, medians, so that exponents know no
 drift; bp's graph, one a length, is made before.
 
-To be expected: dense attention grows from N^1, that of its maps, to N^2, in memory too where it is eager; star and
-isab with N; bp with N log N at most, for its maps, of 2 N nodes here, grow with N: only the last of several layers
-leaves out the spans. Bar: between the two longest lengths the exponent of time of bp, star and isab is at most that of
-N log N + 0.1; overheads flatten what is shorter. And star is nowhere slower than its peer, 1.5 times as fast on the
-geometric mean of lengths, inference and training, and takes no more memory.
+To be expected: dense attention grows from N^1, that of its projections, to N^2, in memory too where it is eager; star
+and isab with N; bp with N log N at most, for its projections, of 2 N nodes here, grow with N: only the last of several
+layers leaves out the spans. Bar: between the two longest lengths the exponent of time of bp, star and isab is at most
+that of N log N + 0.1; overheads flatten what is shorter. And star is nowhere slower than its peer, 1.5 times as fast on
+the geometric mean of lengths, inference and training, and takes no more memory.
 
 glibc gives large blocks back to the system after each use, and their pages are made anew: at 16,384 a third of the
 time of star and isab in inference, at 4,096 nothing, which adds 0.2 to 0.3 to the exponents. With these set it keeps
@@ -176,8 +176,8 @@ def _again(call: Callable[[], object], times: int) -> None:
 
 def ends(lengths: Iterable[int]) -> list[tuple[int, int]]:
     """Neighbouring lengths, then the shortest and the longest where there are more than two."""
-    found = list(pairwise(sorted(lengths)))
-    return found if len(found) < 2 else [*found, (found[0][0], found[-1][1])]
+    pairs = list(pairwise(sorted(lengths)))
+    return pairs if len(pairs) < 2 else [*pairs, (pairs[0][0], pairs[-1][1])]
 
 
 def exponents(values: dict[int, float]) -> Iterator[float]:
@@ -193,7 +193,7 @@ def shown(records: list[Record], metric: str) -> tuple[Table, bool]:
         METRICS[metric].unit, *(f"N {length:,}" for length in lengths), *(f"{a:,} to {b:,}" for a, b in ends(lengths)),
         title=f"{METRICS[metric].label}; in brackets how many times better than SDPA; exponents of growth",
     )  # fmt: skip
-    wanted = list(exponents({length: length * math.log(length) for length in lengths}))
+    expected = list(exponents({length: length * math.log(length) for length in lengths}))
     last, met = len(lengths) - 2, True
     for side in SIDES:
         own = {
@@ -205,10 +205,10 @@ def shown(records: list[Record], metric: str) -> tuple[Table, bool]:
         if len(own) < len(lengths):
             rates = rates[: len(own) - 1]  # of neighbouring lengths alone
         elif side.block not in ("standard", PEER):
-            met &= rates[last] <= wanted[last] + ALLOWED
+            met &= rates[last] <= expected[last] + ALLOWED
         cells = [cell(own[length]) if length in own else "" for length in lengths]
         table.add_row(str(side), *cells, *(f"{rate:.2f}" for rate in rates))
-    table.add_row("N log N would give", *("" for _ in lengths), *(f"{rate:.2f}" for rate in wanted))
+    table.add_row("N log N would give", *("" for _ in lengths), *(f"{rate:.2f}" for rate in expected))
     return table, met
 
 

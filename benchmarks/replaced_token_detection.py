@@ -89,7 +89,7 @@ def pretrain(run: Run, changed: dict[str, Any], steps: dict[str, Any]) -> dict[s
 def fine_tune(run: Run, starts: dict[str, Path], changed: dict[str, Any]) -> dict[str, list[float]]:
     """Test accuracy in percent of every start and seed. All use one tokenizer: that of the masked language model."""
     base = replace(NETWORK, folder=str(run.given.sst2), **FINE_TUNING | changed)
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for start in (*starts, SCRATCH):
         given: dict[str, Any] = (
             {"init": str(starts[start])} if start in starts else {"tokenizer": str(starts["masked_lm"])}
@@ -97,21 +97,21 @@ def fine_tune(run: Run, starts: dict[str, Path], changed: dict[str, Any]) -> dic
         for seed in SEEDS:
             folder = folder_of(run) / f"sst2-{start.replace(' ', '-')}-{seed}"
             ensure(folder, replace(base, seed=seed, **given), run.console)
-            found.setdefault(start, []).append(evaluate(folder, "test").scores["accuracy"])
-    return found
+            accuracies.setdefault(start, []).append(evaluate(folder, "test").scores["accuracy"])
+    return accuracies
 
 
-def table(found: dict[str, list[float]]) -> Table:
+def table(accuracies: dict[str, list[float]]) -> Table:
     """Accuracy of each start."""
     shown = Table("pre-training", "SST-2 test accuracy (%), by seed", "mean", "standard deviation")
-    for start, values in found.items():
+    for start, values in accuracies.items():
         shown.add_row(start, ", ".join(f"{v:.1f}" for v in values), f"{mean(values):.1f}", f"{stdev(values):.1f}")
     return shown
 
 
-def verdict(found: dict[str, list[float]]) -> str:
+def verdict(accuracies: dict[str, list[float]]) -> str:
     """Whether the claim holds here: a 95 % interval of the difference of the means, over fine-tuning seeds alone."""
-    masked, replaced = (found[name] for name in OBJECTIVES)
+    masked, replaced = (accuracies[name] for name in OBJECTIVES)
     difference = mean(replaced) - mean(masked)
     error = ((stdev(masked) ** 2 + stdev(replaced) ** 2) / len(SEEDS)) ** 0.5
     if abs(difference) < T_95 * error:

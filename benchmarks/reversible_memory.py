@@ -129,9 +129,9 @@ def difference(kind: str, model: GreenformerModel, base: GreenformerModel, ids: 
     return off(own, torch.autograd.grad(reference.square().mean(), leaves))
 
 
-def off(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+def off(gradients: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Relative distance of all gradients together: of a key's bias it is 0, and what is computed is rounding."""
-    far = sum(float((one - other).square().sum()) for one, other in zip(found, expected, strict=True))
+    far = sum(float((gradient - other).square().sum()) for gradient, other in zip(gradients, expected, strict=True))
     return (far / sum(float(other.square().sum()) for other in expected)) ** 0.5
 
 

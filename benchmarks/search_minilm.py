@@ -82,9 +82,11 @@ BENCHMARK = Benchmark(
         *SOURCES,
         Option("--runtime", "where recipes are timed and judged", default=TORCH, choices=RUNTIMES),
         Option("--minutes", "of the search", float, 60.0),
-        Option("--never", "recipes that were never tried, whose times are predicted and then measured", int, 60),
+        Option(
+            "--never", "recipes that were never tried, whose times are predicted and then measured", int, 60, least=0
+        ),
         Option("--trials", "trials of an earlier run, from which these are predicted in place of a search", Path),
-        Option("--seed", "of the search", int, 0),
+        Option("--seed", "of the search", int, 0, least=0),
         Option("--runs", "folder of the result", Path, RUNS / "search"),
         Option("--records", "folder of the records of earlier studies", Path, Path("results")),
         Option("--picture", "PNG of the trials beside the recipes by hand", Path),
@@ -121,12 +123,12 @@ def main(run: Run) -> bool:
     folder = given.runs / f"{'quick-' * run.quick}{given.runtime}-{given.seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     job = Job(texts=written(run), heal_texts=sentences(run), length=LENGTH, lengths=(LENGTH,), seed=given.seed)
-    setting = {"runtime": given.runtime, "seed": given.seed, "minutes": given.minutes}
+    minutes = 1.0 if run.quick else given.minutes
+    setting = {"runtime": given.runtime, "seed": given.seed, "minutes": minutes}
     if given.trials is not None:
         return run.quick or foreseen(run, str(source), job, given.trials, setting)
     outcome = find(
-        str(source), folder, job, Bound(lose=LOSE), runtime=given.runtime, minutes=1 if run.quick else given.minutes,
-        about=run.about, told=told,
+        str(source), folder, job, Bound(lose=LOSE), runtime=given.runtime, minutes=minutes, about=run.about, told=told,
     )  # fmt: skip
     trials = folder.with_name(f"{folder.name}-trials.jsonl")
     keep(outcome.search.trials, trials)
@@ -183,9 +185,9 @@ def result(runtime: str, folder: Path) -> Any:
 def keep(trials: Trials, path: Path) -> None:
     """Write all trials of a search, whose own file goes with its end, into a file for `--trials`."""
     path.unlink(missing_ok=True)
-    kept = Trials(path)
+    archive = Trials(path)
     for trial in trials.seen:
-        kept.add(trial)
+        archive.add(trial)
 
 
 def of_trials(run: Run, model: str, job: Job, folder: Path, trials: Path) -> Search:

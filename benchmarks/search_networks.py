@@ -118,7 +118,7 @@ def searched(run: Run) -> list[Record]:
         "narrow": NetworkSpace.of(settings, held, NARROW, attentions),
     }
     seeds = range(1 if run.quick else SEEDS)
-    wanted = [Sought(*parts) for space in STRATEGIES for parts in product([space], seeds, STRATEGIES[space])]
+    searches = [Sought(*parts) for space in STRATEGIES for parts in product([space], seeds, STRATEGIES[space])]
 
     def train(sought: Sought) -> list[Record]:
         folder = f"{'quick-' * run.quick}{name}-{sought.space}-{sought.strategy}-{sought.seed}"
@@ -133,7 +133,7 @@ def searched(run: Run) -> list[Record]:
     def at(sought: Sought) -> tuple[str, dict[str, Any]]:
         return sought.strategy, {"data": name, "space": sought.space, "seed": sought.seed, "steps": settings.steps}
 
-    return run.trainings(wanted, at, train, lambda new: f"{new[0].value:.2f} % at {new[1].value:.2f}x")
+    return run.trainings(searches, at, train, lambda new: f"{new[0].value:.2f} % at {new[1].value:.2f}x")
 
 
 def search(run: Run, space: NetworkSpace, strategy: str, seed: int, folder: Path) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
     python benchmarks/speech_augment.py [--quick] [--seeds 1] [--runs FOLDER] [--json results/speech_augment.jsonl]
 
-The networks and steps of speech_digits.py, by the joint search of decoder and CTC with its defaults. With dense layers,
-one row without augmentation, one for each augmentation alone, and one with all of them; with low-rank layers, one
-without and one with all: on takes of which nothing is learnt, and once more on a speaker of whom nothing is learnt.
-Error rates are those of all that is written, and, with the gate, of what `greenformers speech transcribe` writes.
-Beside them: the area under the curve of the confidence of right words against wrong ones, without the gate, and the
-words that are written of 20 silent and 20 noisy clips, with it. Bars, for the networks with all augmentations and the
-gate, means of the seeds: at most 4, 5 and 7 % of characters wrong (dense, rank 32, rank 16), 18 % for the unseen
-speaker, and an area of at least 90 %; and of no seed more than one word of silence and noise. Runs go on where they
-were stopped.
+The networks and steps of speech_digits.py, trained by Muon; by the joint search of decoder and CTC with its defaults.
+With dense layers, one row without augmentation, one for each augmentation alone, and one with all of them; with
+low-rank layers, one without and one with all: on takes of which nothing is learnt, and once more on a speaker of whom
+nothing is learnt. Error rates are those of all that is written, and, with the gate, of what `greenformers speech
+transcribe` writes. Beside them: the area under the curve of the confidence of right words against wrong ones, without
+the gate, and the words that are written of 20 silent and 20 noisy clips, with it. Bars, for the networks with all
+augmentations and the gate, means of the seeds: at most 4, 5 and 7 % of characters wrong (dense, rank 32, rank 16), 18 %
+for the unseen speaker, and an area of at least 90 %; and of no seed more than one word of silence and noise. Runs go on
+where they were stopped.
 """
 
 import math
@@ -91,7 +91,13 @@ class Training(NamedTuple):
     def settings(self, run: Run) -> SpeechSettings:
         """Its settings."""
         options = VARIANTS[self.variant] | ROWS[self.row]
-        own = replace(SETTINGS, corpus=str(run.given.data), seed=self.seed, held_out=self.held_out, **options)
+        given: dict[str, Any] = {
+            "corpus": str(run.given.data),
+            "seed": self.seed,
+            "held_out": self.held_out,
+            "optimizer": "muon",
+        }
+        own = replace(SETTINGS, **given | options)
         return replace(own, **QUICK | {"valid_transcripts": 2} if run.quick else {"valid_transcripts": CALIBRATED})
 
     def trained(self, run: Run, runs: Path | None = None) -> Path:
@@ -111,7 +117,7 @@ def main(run: Run) -> bool:
         return test_strings(given.data, held_out, count)
 
     def setting(training: Training) -> dict[str, Any]:
-        own = {"test": training.test, "seed": training.seed, "strings": count, "steps": steps}
+        own = {"test": training.test, "seed": training.seed, "strings": count, "steps": steps, "optimizer": "muon"}
         return own | VARIANTS[training.variant]
 
     def train(training: Training) -> list[Record]:
@@ -121,10 +127,10 @@ def main(run: Run) -> bool:
             for metric, value, gate in judged(recogniser, spoken(training.held_out))
         ]
 
-    wanted = trainings(given.seeds, run.quick)
-    records = run.trainings(wanted, lambda training: (training.name, setting(training) | GATED), train, said)
+    plan = trainings(given.seeds, run.quick)
+    records = run.trainings(plan, lambda training: (training.name, setting(training) | GATED), train, said)
     records = [record for record in records if record.setting.get("steps") == steps]
-    run.show(*(table(records, wanted, test) for test in (TAKES, SPEAKER)))
+    run.show(*(table(records, plan, test) for test in (TAKES, SPEAKER)))
     answer = met(records)
     return run.quick or answer
 
@@ -186,19 +192,22 @@ def values(
         record.setting["seed"]: record.value
         for record in records
         if (record.variant, record.metric) == (name, metric)
-        and {key: value for key, value in record.setting.items() if key not in ("seed", "strings", "steps")} == setting
+        and {
+            key: value for key, value in record.setting.items() if key not in ("seed", "strings", "steps", "optimizer")
+        }
+        == setting
     }
     return list(by_seed.values())
 
 
-def table(records: list[Record], wanted: list[Training], test: str) -> Table:
+def table(records: list[Record], plan: list[Training], test: str) -> Table:
     """Means of the seeds."""
     shown = Table(
         "layers", "augmentation", "CER (%)", "with the gate", "WER (%)", "with the gate", "AUC (%)", "words of nothing",
         title=test,
     )  # fmt: skip
     columns = [("cer", False), ("cer", True), ("wer", False), ("wer", True), ("auc", False), ("false_words", False)]
-    for variant, row in dict.fromkeys((training.variant, training.row) for training in wanted):
+    for variant, row in dict.fromkeys((training.variant, training.row) for training in plan):
         figures = [values(records, variant, row, test, metric, gated=gated) for metric, gated in columns]
         shown.add_row(variant, row, *(f"{fmean(own):.2f}" if own else "" for own in figures))
     return shown

@@ -53,7 +53,7 @@ def main(run: Run) -> bool:
         timed |= {" / ".join(key): call for key, call in calls(name, model, characters).items()}
     times = run.times(timed, repeats=7, quick=2)
     run.show(shown(models, times))
-    run.write(made(run, models, times, characters))
+    run.write(records_of(run, models, times, characters))
     ratio = {name: _times(times, LARGE, name, "all") for name in models}
     slower = [name for name in models if name.startswith("LRT r") and ratio[name] < FASTER]
     cached = times[f"{LARGE} / {UNCACHED}"].median / times[f"{LARGE} / search"].median
@@ -76,16 +76,16 @@ def calls(name: str, model: GreenformerForSpeechSeq2Seq, characters: int) -> dic
     search = Search(width=WIDTH, longest=characters, shortest=characters)
     with torch.inference_mode():
         memory = model.encoder(features, return_dict=True).last_hidden_state
-    found: dict[tuple[str, str], Callable[[], Any]] = {
+    passes: dict[tuple[str, str], Callable[[], Any]] = {
         (name, "all"): lambda: beam_search(model, features, search=search),
         (name, "search"): lambda: written(model, memory, search=search),
     }
     if name == LARGE:
         slow = replace(search, cached=False)
-        found[name, UNCACHED] = lambda: written(model, memory, search=slow)
+        passes[name, UNCACHED] = lambda: written(model, memory, search=slow)
         joint = network(NETWORKS[LARGE][1] | {"ctc_weight": CTC_WEIGHT})
-        found[name, JOINT] = lambda: written(joint, memory, search=search)
-    return found
+        passes[name, JOINT] = lambda: written(joint, memory, search=search)
+    return passes
 
 
 def _times(times: dict[str, Timing], to: str, name: str, part: str) -> float:
@@ -110,7 +110,7 @@ def shown(models: dict[str, GreenformerForSpeechSeq2Seq], times: dict[str, Timin
     return table
 
 
-def made(
+def records_of(
     run: Run, models: dict[str, GreenformerForSpeechSeq2Seq], times: dict[str, Timing], characters: int
 ) -> list[Record]:
     """Times and parameters, with their ratios to the large dense network."""

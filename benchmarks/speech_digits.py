@@ -11,7 +11,7 @@ Muon and by AdamW. The learning rate of each is that of the grid with the least 
 training with seed 0: AdamW's at 0.5, 1 and 2 times 1e-3, Muon's at five times these. Beam of 8, and greedy. Intervals
 of a seed are 95 %, by drawing test clips again, each with the characters that were wrong in its word; those of the mean
 over several seeds are of the differences, seed by seed. Time of training is that of all steps, from some of them of all
-networks by turns. Aim: at most 8 % of characters wrong with dense maps; bar: rank 32 at most 1 point worse than dense
+networks by turns. Aim: at most 8 % of characters wrong with dense layers; bar: rank 32 at most 1 point worse than dense
 in no more time. Runs go on where they were stopped.
 """
 
@@ -153,14 +153,14 @@ def without(run: Run, own: Trained, folder: Path) -> Trained:
 
 def errors(records: Sequence[Record], name: str, width: int, seeds: int) -> list[float]:
     """Characters wrong on unseen takes, of every seed."""
-    found = {
+    rates = {
         record.setting["seed"]: record.value
         for record in records
         if (record.variant, record.metric, record.setting.get("width")) == (name, "cer", width)
         and record.setting["test"] == "unseen takes"
         and "seed" in record.setting
     }
-    return [found[seed] for seed in range(seeds)]
+    return [rates[seed] for seed in range(seeds)]
 
 
 def shown(ran: Study, values: Values, times: dict[str, Record], title: str) -> Table:
@@ -174,11 +174,11 @@ def shown(ran: Study, values: Values, times: dict[str, Record], title: str) -> T
 
 def test_strings(folder: Path, held_out: str | None, count: int) -> Spoken:
     digits = spoken_digits.load(folder, held_out=held_out)
-    found = []
+    strings = []
     for index in range(count):
         waveform, text, about = digits.string("test", index, torch.Generator())
-        found.append((waveform, text, about["clips"]))
-    return found
+        strings.append((waveform, text, about["clips"]))
+    return strings
 
 
 def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
@@ -211,14 +211,14 @@ def judged(
     recognisers = {name: Recogniser.load(run, search) for name, run in runs.items()}
     waveforms = [waveform for waveform, _, _ in spoken]
     times = generation_times(recognisers, waveforms[:TIMED], repeats)
-    found = []
+    outcomes = []
     for name, recogniser in recognisers.items():
         told = track(waveforms, f"{setting['test']}, {name}, width {search.width}")
         hypotheses = recognised(recogniser, told, batch=BATCH, progress=lambda _: None)
         wrong, lengths = by_clip(hypotheses, spoken)
-        found.append(Judged(name, recogniser, hypotheses, wrong))
+        outcomes.append(Judged(name, recogniser, hypotheses, wrong))
     texts = [text for _, text, _ in spoken]
-    return list(columns(BENCHMARK.name, setting | {"width": search.width}, found, texts, lengths, times))
+    return list(columns(BENCHMARK.name, setting | {"width": search.width}, outcomes, texts, lengths, times))
 
 
 def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:

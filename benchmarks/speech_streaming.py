@@ -58,8 +58,8 @@ def main(run: Run) -> bool:
         "way", "CER (%)", "WER (%)", "real-time factor", "first word, s", "median word, s", title=f"{FILES} files"
     )
     whole = list(transcribe(recogniser, files, words=True))
-    pace = sum(one.time for one in whole) / sum(one.seconds for one in whole)
-    rates = scores([one.text for one in whole], texts)
+    pace = sum(transcript.time for transcript in whole) / sum(transcript.seconds for transcript in whole)
+    rates = scores([transcript.text for transcript in whole], texts)
     figures = {"cer": rates["cer"], "wer": rates["wer"], "real_time_factor": pace}
     records = [run.record(metric, value, "one pass", setting) for metric, value in figures.items()]
     table.add_row("one pass", f"{rates['cer']:.2f}", f"{rates['wer']:.2f}", f"{pace:.3f}")

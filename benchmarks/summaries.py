@@ -181,7 +181,7 @@ class Study:
     @property
     def networks(self) -> list[str]:
         """Names of the networks that are asked for."""
-        return [one for one in self.task.networks if self.run.given.only in (None, f"{self.name}-{one}")]
+        return [network for network in self.task.networks if self.run.given.only in (None, f"{self.name}-{network}")]
 
     @property
     def baselines(self) -> list[str]:
@@ -192,7 +192,7 @@ class Study:
         """Judge what needs no training on the data set, and write its records."""
         for name, count in zip(self.baselines, self.task.leads, strict=True):
             self._judge(name, partial(self._lead, count))
-        self._judge("title", lambda: [one.title for one in self.documents])
+        self._judge("title", lambda: [document.title for document in self.documents])
         self.write()
         self._judge("closest to the title", self._closest)
         if self.task.closest == 1:
@@ -200,7 +200,7 @@ class Study:
         self.write()
 
     def _lead(self, count: int) -> list[str]:
-        return [summaries.lead(one.text, count) for one in self.documents]
+        return [summaries.lead(document.text, count) for document in self.documents]
 
     def _closest(self) -> list[str]:
         model, tokenizer = minilm(self.run)
@@ -235,7 +235,7 @@ class Study:
         path = self.folder / str(len(self.documents)) / f"{name.replace(' ', '-')}{suffix}.json"
         if not path.exists():
             outputs = write()
-            scores = summaries.rouge(outputs, [one.summaries for one in self.documents])
+            scores = summaries.rouge(outputs, [document.summaries for document in self.documents])
             path.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.replace(path, json.dumps({"outputs": outputs, "scores": scores}))
         stored = json.loads(path.read_text())
@@ -320,7 +320,7 @@ class Study:
 
     def write(self) -> None:
         """Add the records that the file of `--json` lacks."""
-        known = [(record.variant, record.metric, record.setting) for record in self.run.known()]
+        keys = [(record.variant, record.metric, record.setting) for record in self.run.known()]
         new: list[Record] = []
         for name, scores in self.scores.items():
             setting = {"data": self.name, "split": self.task.split, "documents": len(self.documents)}
@@ -330,7 +330,7 @@ class Study:
             for metric, value in (summaries.means(scores) | self.figures.get(name, {})).items():
                 to = "lead-1" if metric in paired else None
                 new.append(self.run.record(metric, value, name, setting, interval=paired.get(metric), to=to))
-        self.run.write([record for record in new if (record.variant, record.metric, record.setting) not in known])
+        self.run.write([record for record in new if (record.variant, record.metric, record.setting) not in keys])
 
     def rows(self) -> list[list[str]]:
         """A row a system: its scores with their intervals; then the published ones."""
@@ -363,7 +363,7 @@ class Study:
         for place in sorted(chosen):
             document = self.documents[place]
             lines += ["", f"**{plain(document.title)}**", ""]
-            lines += [f"- reference: {plain(one)}" for one in document.summaries]
+            lines += [f"- reference: {plain(summary)}" for summary in document.summaries]
             shown = {name: texts[place] for name, texts in self.outputs.items() if name != "title"}
             lines += [f"- {name}: {plain(text)}" for name, text in shown.items() if name not in self.baselines[1:]]
         return "\n".join(lines) + "\n"

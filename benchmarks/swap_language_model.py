@@ -122,9 +122,9 @@ def quality(
     """Perplexity of all networks, before healing and after."""
     models = {"softmax": original}
     for name, layers in (("linear", range(LAYERS)), ("every other linear", range(1, LAYERS, 2))):
-        models[name] = made = copy.deepcopy(original)
-        compress(made, Attention(ATTENTION, layers=tuple(layers)))
-        models[f"{name}, healed"] = healed = copy.deepcopy(made)
+        models[name] = model = copy.deepcopy(original)
+        compress(model, Attention(ATTENTION, layers=tuple(layers)))
+        models[f"{name}, healed"] = healed = copy.deepcopy(model)
         compress(
             healed, Heal(steps, BATCH, RATE), texts=text.train.split("\n"), tokenizer=tokenizer, teacher=original,
             length=LENGTH, progress=told,
@@ -165,7 +165,9 @@ def continuation(model: LlamaForCausalLM, length: int) -> tuple[Callable[[], obj
     def call() -> object:
         # The copy is part of softmax's time, but a small one beside reading it `NEW` times.
         own = copy.deepcopy(past)
-        return model.generate(tokens, past_key_values=own, max_new_tokens=NEW, do_sample=False)  # type: ignore[misc]
+        return model.generate(  # type: ignore[misc]
+            tokens, past_key_values=own, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False
+        )
 
     return call, size
 

@@ -70,12 +70,12 @@ def variants(dense: BertModel, calibration: list[dict[str, torch.Tensor]]) -> di
     """All networks, before healing."""
     low = copy.deepcopy(dense)
     compress(low, low_rank(*CHOICE), calibration=calibration)
-    found: dict[str, PreTrainedModel] = {"dense": dense, "low rank": low}
+    models: dict[str, PreTrainedModel] = {"dense": dense, "low rank": low}
     for attention, options in ATTENTIONS.items():
         for prefix, base in (("", dense), ("low rank + ", low)):
-            found[prefix + attention] = made = copy.deepcopy(base)
-            compress(made, Attention(attention, layers=LAYERS, options=options))
-    return found
+            models[prefix + attention] = model = copy.deepcopy(base)
+            compress(model, Attention(attention, layers=LAYERS, options=options))
+    return models
 
 
 def quality(
@@ -93,9 +93,9 @@ def quality(
     ]
     healed = {}
     for name in [name for name in models if name != "dense"]:
-        healed[name + HEALED] = made = copy.deepcopy(models[name])
+        healed[name + HEALED] = model = copy.deepcopy(models[name])
         healing = Heal(2 if run.quick else STEPS, BATCH, RATE)
-        compress(made, healing, texts=lessons, tokenizer=tokenizer, teacher=dense, length=LONG, progress=told)
+        compress(model, healing, texts=lessons, tokenizer=tokenizer, teacher=dense, length=LONG, progress=told)
         print(f"{name} is healed", flush=True)
     records = []
     for texts, length in judged:
@@ -115,16 +115,16 @@ def picture(records: list[Record]) -> Figure:
     ]
     names = list(dict.fromkeys(r.variant.removesuffix(HEALED) for r in records if r.metric == "latency"))[::-1]
     for axes, (metric, words, value) in zip(grid(figure, 1, 3, sharey=True), panels, strict=True):
-        found = {
+        values = {
             r.variant: value(r)
             for r in records
             if r.metric == metric and (metric == "spearman" or r.setting["length"] == LONG)
         }
         for label, ending, colour, shift in (("as it is", "", COLOURS[2], 0.2), ("healed", HEALED, COLOURS[1], -0.2)):
-            at = [place for place, name in enumerate(names) if name + ending in found]
-            places = [place + (shift if metric != "latency" and names[place] + HEALED in found else 0) for place in at]
+            at = [place for place, name in enumerate(names) if name + ending in values]
+            places = [place + (shift if metric != "latency" and names[place] + HEALED in values else 0) for place in at]
             bars = axes.barh(
-                places, [found[names[place] + ending] for place in at], 0.38, color=colour, label=label,
+                places, [values[names[place] + ending] for place in at], 0.38, color=colour, label=label,
                 hatch=HATCHES[1] if ending else "", edgecolor="white",
             )  # fmt: skip
             axes.bar_label(bars, fmt="%.3g", padding=2)

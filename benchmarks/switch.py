@@ -100,9 +100,9 @@ def trainings(run: Run) -> bool:
         return Training(kind, seed, steps, characters["train"], given.threads)
 
     kinds = ((DENSE, steps), (SWITCH, steps), (SWITCH, steps // 2))
-    wanted = [of(kind, seed, own) for seed in range(seeds) for kind, own in kinds]
+    plan = [of(kind, seed, own) for seed in range(seeds) for kind, own in kinds]
     records = run.trainings(
-        wanted,
+        plan,
         lambda own: (own.kind, own.setting(own.steps)),
         lambda own: trained(run, own, task),
         lambda own: f"loss {own[-2].value:.4f}, {1000 * own[-1].value / own[-1].setting['steps']:.0f} ms a step",

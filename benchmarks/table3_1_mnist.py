@@ -87,8 +87,6 @@ def main(run: Run) -> bool:
             base = replace(base, **{name: getattr(given, option)})
     if not 10 <= (base.limit or 0) <= FULL["limit"]:
         run.refuse(f"--images must be in 10..{FULL['limit']}, got {base.limit}")
-    if base.epochs < 1:
-        run.refuse(f"--epochs must be at least 1, got {base.epochs}")
     plan = Plan.asked(run, every(16 if run.quick else K))
     return measure(run, base, given.runs / f"{size}-{base.limit}-{base.epochs}", plan, given.reference)
 
@@ -148,11 +146,11 @@ def by_records(run: Run, base: Settings, runs: Path, names: Sequence[str]) -> bo
 
 def validated(folder: Path, _: Mapping[str, float]) -> float:
     """The accuracy of a finished run on training images of which it learnt nothing; computed once a run."""
-    kept = folder / "valid.json"
-    if not kept.exists():
+    path = folder / "valid.json"
+    if not path.exists():
         images = held_out(settings_of(folder, Settings))
-        checkpoint.replace(kept, json.dumps(accuracy(*predict(on_device(folder), images, batch_size=64))))
-    return float(json.loads(kept.read_text()))
+        checkpoint.replace(path, json.dumps(accuracy(*predict(on_device(folder), images, batch_size=64))))
+    return float(json.loads(path.read_text()))
 
 
 def held_out(settings: Settings) -> Split:
@@ -173,30 +171,30 @@ def on_device(folder: Path) -> Any:
 
 def answers(folder: Path, data: Splits) -> dict[str, Tensor]:
     """Which training and which test images a trained variant gets right; computed once a run."""
-    kept = folder / "answers.json"
-    if not kept.exists():
+    path = folder / "answers.json"
+    if not path.exists():
         model = on_device(folder)
         parts = {"train": data.train, "test": data.test}
-        found = {name: correct(*predict(model, part, batch_size=64)) for name, part in parts.items()}
+        hits = {name: correct(*predict(model, part, batch_size=64)) for name, part in parts.items()}
         checkpoint.replace(
-            kept, json.dumps({name: "".join("01"[bit] for bit in right) for name, right in found.items()})
+            path, json.dumps({name: "".join("01"[bit] for bit in right) for name, right in hits.items()})
         )
-    return {name: torch.tensor([bit == "1" for bit in bits]) for name, bits in json.loads(kept.read_text()).items()}
+    return {name: torch.tensor([bit == "1" for bit in bits]) for name, bits in json.loads(path.read_text()).items()}
 
 
 def judged(
     run: Run, own: Trained, variant: str, setting: dict[str, Any], data: Splits, right: dict[str, Tensor]
 ) -> list[Record]:
     """The figures of one trained variant; `right` collects which test images each variant gets right."""
-    found = answers(own.folder, data)
-    right[variant] = found["test"]
+    hits = answers(own.folder, data)
+    right[variant] = hits["test"]
     interval = None
     if variant != DENSE:
         _, low, high = paired_difference(right[variant], right[DENSE])
         interval = [low, high]
     figures = {
         "parameters": (parameters(trained(own.folder)), None),
-        "train_accuracy": (100 * found["train"].double().mean().item(), None),
+        "train_accuracy": (100 * hits["train"].double().mean().item(), None),
         "test_accuracy": (100 * right[variant].double().mean().item(), interval),
     }
     return [
@@ -212,7 +210,7 @@ def table(
     ran: Study, records: list[Record], accuracies: Mapping[str, Values], times: Mapping[str, Record], reference: Path
 ) -> Table:
     """Ours, the means over seeds, beside the published figures."""
-    found = {(record.variant, record.metric): record for record in reversed(records) if "seed" in record.setting}
+    figures = {(record.variant, record.metric): record for record in reversed(records) if "seed" in record.setting}
     published = {}
     if reference.exists():
         with reference.open() as file:
@@ -224,10 +222,10 @@ def table(
     )  # fmt: skip
     test = accuracies["test_accuracy"]
     for variant, trainings in ran.best.items():
-        count = found[variant, "parameters"].value
+        count = figures[variant, "parameters"].value
         row = published.get(PUBLISHED.get(variant, ""), {})
         printed = [float(row[key]) if row else None for key in ("parameters", "train_accuracy", "test_accuracy")]
-        between = found[variant, "test_accuracy"].interval
+        between = figures[variant, "test_accuracy"].interval
         if len(trainings) == 1 and between is not None:
             interval = f"{between[0]:+.2f} to {between[1]:+.2f}"
         else:

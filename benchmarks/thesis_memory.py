@@ -190,13 +190,13 @@ def close(ours: Mapping[Field, float], printed: Mapping[Field, float]) -> float:
 def records(run: Run, variant: str, mode: str, ours: Mapping[str, Mapping[Field, float]]) -> list[Record]:
     """A record of each cell and kind of attention, from shares of the dense network's memory."""
     metric = f"memory_{mode}"
-    made = []
+    rows = []
     for kind, cells in ours.items():
         for (n, r), share in cells.items():
             setting = {"length": n, "rank": r, "batch": 1, "attention": kind}
             value = needed(variant, r, n, mode, kind) / 2**20
-            made.append(run.record(metric, value, variant, setting, ratio=1 / share, to=BASELINE, source="counted"))
-    return made
+            rows.append(run.record(metric, value, variant, setting, ratio=1 / share, to=BASELINE, source="counted"))
+    return rows
 
 
 def shown(panels: Sequence[Panel]) -> Table:
@@ -204,13 +204,14 @@ def shown(panels: Sequence[Panel]) -> Table:
         "figure", "cells", "ours, eager: within 5 %", "within 0.02", "farthest (N, r)", "a", "b", "formula: within 5 %",
         "within 0.02",
     )  # fmt: skip
-    for one in panels:
-        eager = one.ours["eager"]
-        at = max(one.printed, key=lambda at: abs(eager[at] - one.printed[at]))
+    for figure in panels:
+        eager, printed = figure.ours["eager"], figure.printed
+        at = max(printed, key=lambda at: abs(eager[at] - printed[at]))
         table.add_row(
-            f"{one.variant}, {one.mode}", str(len(one.printed)), f"{close(eager, one.printed):.0%}",
-            f"{near(eager, one.printed):.0%}", f"{at[0]}, {at[1]}: {eager[at]:.2f}, printed {one.printed[at]:.2f}",
-            f"{one.a:g}", f"{one.b:g}", f"{close(one.fitted, one.printed):.0%}", f"{near(one.fitted, one.printed):.0%}",
+            f"{figure.variant}, {figure.mode}", str(len(printed)), f"{close(eager, printed):.0%}",
+            f"{near(eager, printed):.0%}", f"{at[0]}, {at[1]}: {eager[at]:.2f}, printed {printed[at]:.2f}",
+            f"{figure.a:g}", f"{figure.b:g}", f"{close(figure.fitted, printed):.0%}",
+            f"{near(figure.fitted, printed):.0%}",
         )  # fmt: skip
     return table
 
@@ -244,10 +245,10 @@ def near(ours: Mapping[Field, float], printed: Mapping[Field, float]) -> float:
 def picture(panels: Sequence[Panel]) -> Figure:
     """A row for each printed figure: the printed one, ours with eager attention and with SDPA, and the formula."""
     rows = []
-    for one in panels:
-        title = f"{one.variant}, {one.mode}"
-        ours = {f"ours, {kind}": shares for kind, shares in one.ours.items()}
-        cells = {"thesis": one.printed, **ours, f"{one.a:g} N d + {one.b:g} H N M": one.fitted}
+    for figure in panels:
+        title = f"{figure.variant}, {figure.mode}"
+        ours = {f"ours, {kind}": shares for kind, shares in figure.ours.items()}
+        cells = {"thesis": figure.printed, **ours, f"{figure.a:g} N d + {figure.b:g} H N M": figure.fitted}
         rows.append(
             [Heat(f"{title}\n{name}", {at: 1 / x for at, x in shares.items()}) for name, shares in cells.items()]
         )

@@ -67,7 +67,8 @@ def main(run: Run) -> bool:
             name, beside, f"{mean(ratios):.2f}", f"{min(ratios):.2f}", f"{max(ratios):.2f}",
             f"{spreads[name, beside]:.1f}",
         )  # fmt: skip
-        records.append(run.record("speed", mean(ratios), name, {"turns": len(turns)}, to=beside, spread=pstdev(ratios)))
+        setting = {"draws": len(turns), "beside": beside}
+        records.append(run.record("speed", mean(ratios), name, setting, to=beside, spread=pstdev(ratios)))
     run.show(table)
     run.write(records)
     met = all(

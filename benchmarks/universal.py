@@ -116,12 +116,15 @@ def halting(run: Run) -> bool:
     def trainings(variant: str, layers: int, seeds: int) -> dict[str, list[float]]:
         own = [Training(variant, layers, seed, steps, characters["train"]) for seed in range(seeds)]
         records = run.trainings(
-            own, lambda one: (one.variant, one.setting()), lambda one: trained(run, one, task), said
-        )  # fmt: skip
+            own,
+            lambda training: (training.variant, training.setting()),
+            lambda training: trained(run, training, task),
+            said,
+        )
         figures = {
             (record.setting["seed"], record.metric): record.value
             for record in records
-            if record.variant == variant and any(record.setting == one.setting() for one in own)
+            if record.variant == variant and any(record.setting == training.setting() for training in own)
         }
         return {name: [figures[seed, name] for seed in range(seeds)] for name in SCORES}
 

@@ -257,9 +257,9 @@ def without_losses(run: Run, names: Iterable[str], at: Mapping[str, int]) -> lis
     return [name for name in names if not all(losses_file(run, name, seed, at).is_file() for seed in run.seeds)]
 
 
-def is_same(one: Record, other: Record) -> bool:
+def is_same(record: Record, other: Record) -> bool:
     """Whether two records are of one figure."""
-    return (one.metric, one.variant, one.setting) == (other.metric, other.variant, other.setting)
+    return (record.metric, record.variant, record.setting) == (other.metric, other.variant, other.setting)
 
 
 def relative_table(records: list[Record]) -> Table:
@@ -289,9 +289,12 @@ def compute(name: str, task: CausalLM) -> float:
     """FLOPs of a training step: three times those of the forward pass, on a memory that is full."""
     ids = task.blocks("train")[:1].long()
     memory = MODELS[name].get("memory", 0)
-    if "lstm" in MODELS[name]:  # whose operator torch does not count; what is remembered has no backward pass
-        each = 2 * sum(weight.numel() for weight in built(name, task).parameters() if weight.dim() == 2)
-        return BATCH * each * (3 * LENGTH + memory)
+    if "lstm" in MODELS[name]:  # whose operator torch does not count
+        lstm = built(name, task)
+        each = {part: 2 * sum(own.numel() for own in getattr(lstm, part).parameters() if own.dim() == 2)
+                for part in ("lstm", "embed")}  # fmt: skip
+        # What is remembered is neither scored nor has it a backward pass.
+        return BATCH * (3 * LENGTH * (each["lstm"] + each["embed"]) + memory * each["lstm"])
     model = built(name, task).eval()
     before = {}
     if memory:
@@ -304,12 +307,12 @@ def compute(name: str, task: CausalLM) -> float:
 
 def scores(records: list[Record], at: Mapping[str, int]) -> dict[str, list[float]]:
     """Bits a character of each model, of all seeds, at equal steps or equal compute."""
-    found: dict[str, list[float]] = {}
+    by_model: dict[str, list[float]] = {}
     for record in records:
         own = record.metric == "bits_per_character" and "evaluated_with" not in record.setting
         if own and record.setting.items() >= at.items():
-            found.setdefault(record.variant, []).append(record.value)
-    return found
+            by_model.setdefault(record.variant, []).append(record.value)
+    return by_model
 
 
 def shown(records: list[Record], at: Mapping[str, int]) -> tuple[Table, Table]:
@@ -319,9 +322,9 @@ def shown(records: list[Record], at: Mapping[str, int]) -> tuple[Table, Table]:
     table = Table(
         "model", "bits a character, by seed", "mean", "to full", "s of training", "TFLOP of training", title=title
     )
-    found = scores(records, at)
-    base = mean(found["full"]) if "full" in found else None
-    for name, values in sorted(found.items(), key=lambda entry: mean(entry[1])):
+    by_model = scores(records, at)
+    base = mean(by_model["full"]) if "full" in by_model else None
+    for name, values in sorted(by_model.items(), key=lambda entry: mean(entry[1])):
         own = [r for r in records if r.variant == name and r.setting.items() >= at.items()]
         times, work = ([r.value for r in own if r.metric == metric] for metric in ("train_time", "flops_training"))
         table.add_row(
@@ -335,7 +338,7 @@ def shown(records: list[Record], at: Mapping[str, int]) -> tuple[Table, Table]:
     longer = Table(
         "model", *map(str, MEMORIES), "effective", title="bits a character by length of memory in evaluation"
     )
-    for name in [name for name in found if MODELS[name].get("memory")]:
+    for name in [name for name in by_model if MODELS[name].get("memory")]:
         row = []
         for length in MEMORIES:
             values = [
@@ -349,7 +352,7 @@ def shown(records: list[Record], at: Mapping[str, int]) -> tuple[Table, Table]:
 
 def effective(bits: list[float]) -> int:
     """The shortest memory beyond which the next one gains less than the limit: of one model, and of memory alone."""
-    gains = [(one - other) / one for one, other in pairwise(bits)]
+    gains = [(short - long) / short for short, long in pairwise(bits)]
     return next((length for length, gain in zip(MEMORIES, gains, strict=False) if gain < GAIN), MEMORIES[-1])
 
 

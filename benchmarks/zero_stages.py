@@ -66,12 +66,13 @@ def main(run: Run) -> bool:
     table = Table("", *MOMENTS, "formula", "loss", title=f"MiB in one of {count} processes")
     records, apart, losses = [], [], []
     for stage, share in formulas.items():
-        one = measured(stage, network, count)
-        held, expected = max(one[name] for name in MOMENTS), share * one["whole"]
+        figures = measured(stage, network, count)
+        held, expected = max(figures[name] for name in MOMENTS), share * figures["whole"]
         apart.append(abs(held / expected - 1))
-        losses.append(one["loss"])
+        losses.append(figures["loss"])
         table.add_row(
-            stage, *(f"{one[name] / MIB:.1f}" for name in MOMENTS), f"{expected / MIB:.1f}", f"{one['loss']:.5f}",
+            stage, *(f"{figures[name] / MIB:.1f}" for name in MOMENTS), f"{expected / MIB:.1f}",
+            f"{figures['loss']:.5f}",
         )  # fmt: skip
         records += [
             run.record("held_memory_training", held / MIB, stage, setting, source="counted"),
@@ -85,7 +86,7 @@ def main(run: Run) -> bool:
 
 
 def measured(stage: str, network: dict[str, Any], count: int) -> dict[str, float]:
-    """Bytes that the first process holds, its peak, and the mean loss of all after some steps."""
+    """Bytes that the first process holds at `MOMENTS`, those of all parameters, and the mean loss of the last step."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -91,8 +91,8 @@ def saved_again(model: Any, batch: Batch, folder: Path) -> None:
 def halved(model: Any, batch: Batch, _: Path, *, dtype: torch.dtype) -> None:
     """In half precision it still computes."""
     half = {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}
-    found = outputs(copy.deepcopy(model).to(dtype), half)
-    if not all(x.isfinite().all() for x in found[:1]):
+    tensors = outputs(copy.deepcopy(model).to(dtype), half)
+    if not all(x.isfinite().all() for x in tensors[:1]):
         raise AssertionError(f"not finite in {dtype}")
 
 
@@ -170,18 +170,20 @@ CHECKS: dict[str, Callable[[Any, Batch, Path], None]] = {
     "float16": partial(halved, dtype=torch.float16), "pipeline": in_pipeline, "generate": written_with,
     "Trainer": trained, "PEFT": adapted,
 }  # fmt: skip
+BEFORE_CHECKS = {"refused", "compress", "save"}
+"""Faults behind which no check is made, see `changed`."""
 
 
 def failing(model: PreTrainedModel, batch: Batch) -> dict[str, str]:
     """The checks that a network fails, and how."""
-    found = {}
+    failures = {}
     for name, check in CHECKS.items():
         with tempfile.TemporaryDirectory() as folder:
             try:
                 check(model, batch, Path(folder))
             except Exception as error:
-                found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return found
+                failures[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return failures
 
 
 def examples_of(model: PreTrainedModel) -> dict[str, Any]:
@@ -239,16 +241,16 @@ def main(run: Run) -> bool:
     refusals: dict[tuple[str, str], str] = {}
     faults: dict[tuple[str, str], dict[str, str]] = {}
     dense: dict[str, dict[str, str]] = {}
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as place:
         for name in names:
             model = network(name)
             dense[name] = failing(model, example_of(model))
             for recipe, changes in RECIPES.items():
-                why, wrong = changed(name, changes, Path(made) / f"{name}-{recipe}")
-                faults[name, recipe] = {what: how for what, how in wrong.items() if what not in dense[name]}
+                why, wrong = changed(name, changes, Path(place) / f"{name}-{recipe}")
+                faults[name, recipe] = {check: how for check, how in wrong.items() if check not in dense[name]}
                 if why is not None:
                     refusals[name, recipe] = why
-        for folder, how in read_again(Path(made)).items():
+        for folder, how in read_again(Path(place)).items():
             name, _, recipe = folder.partition("-")
             faults[name, recipe]["a process of its own"] = how
     table = Table("architecture", *RECIPES, "the dense network cannot")
@@ -257,12 +259,13 @@ def main(run: Run) -> bool:
         table.add_row(name, *cells, ", ".join(dense[name]))
         for recipe in RECIPES:
             setting, wrong = {"recipe": recipe}, faults[name, recipe]
-            done = 0 if (name, recipe) in refusals else len(CHECKS) + 1 - len(dense[name]) - len(wrong)
+            begun = (name, recipe) not in refusals and not wrong.keys() & BEFORE_CHECKS
+            done = len(CHECKS) + 1 - len(dense[name]) - len(wrong) if begun else 0
             run.write([run.record("checks", done, name, setting), run.record("failures", len(wrong), name, setting)])
     run.console.print(table)
     for (name, recipe), wrong in faults.items():
-        for what, how in wrong.items():
-            run.console.print(f"{name}, {recipe}, {what}: {how}")
+        for check, how in wrong.items():
+            run.console.print(f"{name}, {recipe}, {check}: {how}")
     failures = sum(map(len, faults.values()))
     run.console.print(
         f"{len(names)} architectures, {len(names) * len(RECIPES)} results: {len(refusals)} refused, {failures} failures"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bfloat16(Change):
-    """Weights and products in bfloat16, which torch multiplies fast on processors with AMX and on GPUs."""
+    """Weights and products in bfloat16, fast in torch on processors with AMX or AVX-512 BF16, and on GPUs."""
 
     order: ClassVar[int] = 95
     flag: ClassVar[str | None] = "--bf16"

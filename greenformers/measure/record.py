@@ -125,7 +125,9 @@ class Record:
         metric: Name of the metric, a key of `METRICS`.
         value: The figure, in `unit`.
         unit: Unit of the figure.
-        spread: Interquartile range of repeated measurements, in `unit`; their whole range in records of `bench`.
+        spread: How far apart repeated measurements lie, in `unit`. Of draws, whose number is in `setting`, the standard
+            deviation; of scores in percent the width of their own 95 % interval; of other figures the interquartile
+            range, in records of `bench` the whole range.
         ratio: Factor by which the figure is better than that of variant `to` in the same setting (2.0: half the cost,
             or twice the score).
         to: Name of the variant that `ratio` compares with.

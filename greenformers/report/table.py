@@ -197,11 +197,11 @@ def legend(sections: Sequence[Section]) -> list[str]:
         notes.append("±: standard deviation over the draws.")
     if any("draws" not in record.setting and record.benchmark == "bench" for record in spread):
         notes.append("±: range of the repeats.")
-    of_errors = [record for record in spread if (record.benchmark, record.metric) == ("speech_evaluate", "cer")]
-    if of_errors:
-        notes.append("±: width of the 95 % interval of error rates, by bootstrap.")
-    others = [record for record in spread if record not in of_errors and record.benchmark != "bench"]
-    if any("draws" not in record.setting for record in others):
+    others = [record for record in spread if "draws" not in record.setting and record.benchmark != "bench"]
+    of_scores = [METRICS[record.metric].unit == "%" for record in others]
+    if any(of_scores):
+        notes.append("±: width of the 95 % interval of scores in percent.")
+    if not all(of_scores):
         notes.append("±: interquartile range of the repeats.")
     if any(change.startswith("~") for change in changes):
         notes.append("~: within noise, by the range of the repeats or the 95 % interval of the difference.")

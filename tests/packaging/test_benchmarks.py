@@ -153,8 +153,8 @@ def test_known_trainings_are_not_repeated_and_stopped_ones_go_on(tmp_path: Path)
             trained.append(training)
             return [run.record("accuracy", 50.0, training[0], {"seed": training[1], "steps": 4, "batch": 8})]
 
-        wanted = [(name, seed) for seed in run.seeds for name in ("a", "b")]
-        records = run.trainings(wanted, lambda one: (one[0], {"seed": one[1], "steps": 4}), train, str)
+        pairs = [(name, seed) for seed in run.seeds for name in ("a", "b")]
+        records = run.trainings(pairs, lambda pair: (pair[0], {"seed": pair[1], "steps": 4}), train, str)
         assert len(records) == 4
 
     assert run_of(tmp_path, main) == 1
@@ -290,9 +290,9 @@ def test_models_of_subwords_are_not_taken_for_those_of_characters() -> None:
         harness, parser = script("_harness"), module.BENCHMARK.parser()
         return module.place(harness.Run(module.BENCHMARK, parser.parse_args([*words]), parser), 700, module.CHARACTERS)
 
-    known = {"length": 256, "steps": 700, "seed": 0, "characters": 6_000_000, "equal_steps": 700}
-    assert place().items() <= known.items()
-    assert not place("--tokenizer", "bpe").items() <= known.items()
+    setting = {"length": 256, "steps": 700, "seed": 0, "characters": 6_000_000, "equal_steps": 700}
+    assert place().items() <= setting.items()
+    assert not place("--tokenizer", "bpe").items() <= setting.items()
     assert not place().items() <= {"seed": 0, **place("--tokenizer", "bpe")}.items()
 
 
@@ -534,7 +534,7 @@ def test_a_contest_is_won_at_every_length_and_on_average() -> None:
     assert not module.verdict(contest(1.0, 2.0))[1]  # 1.41x on average
     assert not module.verdict(contest(2.0, 2.0, memory=0.9))[1]
     assert module.verdict([record for record in contest(2.0) if record.variant in ("greenformers", "sdpa")])[1]
-    assert [str(one) for one in script("learned_speed").contests(512)].count("routing, every query") == 1
+    assert [str(entry) for entry in script("learned_speed").contests(512)].count("routing, every query") == 1
     assert (script("learned_speed").LENGTHS[0], script("learned_speed").LENGTHS[-1]) == (512, 16_384)
 
 
@@ -774,8 +774,8 @@ def test_losses_of_other_settings_are_left_out(capsys: pytest.CaptureFixture[str
 
     records = [record("full", 2.0), record("performer", 2.5, options={"features": 8})]
     quick = {"step": 4, "steps": 4, "characters": 10}
-    found = script("known_losses").losses([*records, record("performer", 9.0, **quick)])
-    assert found == {"causal": {"performer": (0.5, 0.5, 0.5, 1)}, "masked": {}}
+    losses = script("known_losses").losses([*records, record("performer", 9.0, **quick)])
+    assert losses == {"causal": {"performer": (0.5, 0.5, 0.5, 1)}, "masked": {}}
     assert capsys.readouterr().out == "causal: 1 of 3 trainings are left out, of other settings\n"
 
 
@@ -798,3 +798,61 @@ def test_what_was_deployed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RuntimeModel", lambda *given: given)
     assert module.result("torch", folder) == "model"
     assert module.result("openvino", folder) == ("openvino", folder / "deployed", "model", "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("attention_speed", "--only nothing"), ("learned_speed", "--only nothing"), ("pattern_speed", "--only nothing"),
+        ("students", "--only nothing"), ("device", "--quick --only nothing"),
+        ("device", "--quick --part speed --device cuda --lengths 0"), ("few_shot", "--orders 3"),
+        ("few_shot", "--shots one"), ("deploy", "--markdown"), ("imdb_bytes", "--seeds 0"),
+        ("compress_character_lm", "--seeds 0"), ("timed_beside", "--turns 0"),
+    ],
+)  # fmt: skip
+def test_options_that_leave_nothing_to_do_are_refused(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, option = script(name), [word for word in words.split() if word.startswith("--")][-1]
+    if name == "device":
+        monkeypatch.setattr(module.torch.cuda, "is_available", lambda: "cuda" in words)
+    with pytest.raises(SystemExit) as exit_:
+        module.main(parsed(module, *words.split()))
+    assert exit_.value.code == 2
+    assert option in capsys.readouterr().err
+
+
+def test_a_vector_for_each_token_has_no_bar_of_time() -> None:
+    from greenformers.measure.record import Record
+
+    module = script("students")
+    static = f"{module.STATIC}, {module.DIMS[0]}"
+
+    def record(metric: str, value: float, variant: str, ratio: float | None = None) -> Record:
+        setting = {"texts": "stsb valid"} if metric == "spearman" else {}
+        return Record.of(metric, value, benchmark="students", variant=variant, setting=setting, ratio=ratio)
+
+    quality = [record("spearman", 80.0, name, least) for name, least in module.KEPT.items()]
+    speed = [record("latency", 0.1, static, module.FASTER)]
+    times = [record("compression_time", 3600.0, name) for name in module.KEPT if name != static]
+    assert module.bars([*quality, *speed, *times])
+    assert not module.bars([*quality, *speed, *times[1:]])
+    assert not module.bars([*quality, *speed, times[0], record("compression_time", 3601.0, times[1].variant)])
+    assert not module.bars([*quality[:-1], record("spearman", 80.0, static, 0.84), *speed, *times])
+
+
+def test_recipes_of_which_none_is_fast_miss_their_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    from greenformers.measure.record import Record
+
+    module = script("prune_minilm")
+    figures = {"compression_time": {}, "latency": {}, "spearman": {"texts": "stsb train, valid"}}
+    records = [
+        Record.of(
+            metric, 1.0, benchmark="prune_minilm", variant=recipe.label, ratio=1.0,
+            setting=setting | ({"kind": recipe.kind} if metric == "compression_time" else {}),
+        )
+        for recipe in (*module.ALONE, *module.JOINT, *module.INT8, *module.HEALING)
+        for metric, setting in figures.items()
+    ]  # fmt: skip
+    assert not module.bars(records)
+    assert capsys.readouterr().out.count("no, no recipe is as fast") == 2

@@ -83,7 +83,7 @@ def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--seeds", "0"), "--seeds must be at least 1, got 0"),
+        (("--seeds", "0"), "argument --seeds: must be a whole number of at least 1, got '0'"),
         (("--ways", "lrt,lstm"), "--ways must be of transformer, transformer by AdamW, lrt, "),
         (("--rates", "1,,2"), "--rates must be numbers above 0 with commas between, got '1,,2'"),
         (("--rates", "0"), "--rates must be numbers above 0 with commas between, got '0'"),
