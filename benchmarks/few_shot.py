@@ -82,8 +82,12 @@ judged, so that this one choice was made by it.
 """
 
 
-def main(run: Run) -> bool:
-    steps = 2 if run.quick else run.given.steps
+Training = tuple[str, int, int]
+"""A network, the order of MAML, and the drawings of each character that it learns from."""
+
+
+def asked(run: Run) -> list[Training]:
+    """The trainings that the options ask for."""
     names = [name.strip() for name in run.given.networks.split(",")]
     if unknown := set(names) - set(NETWORKS):
         run.refuse(f"--networks must be of {', '.join(NETWORKS)}, got {', '.join(sorted(unknown))}")
@@ -97,11 +101,15 @@ def main(run: Run) -> bool:
         run.refuse(
             f"--shots must be numbers above 0 and --orders 1, 2 or both, got {run.given.shots}; {run.given.orders}"
         )
-    seed = run.given.seed
+    return [(name, order, count) for count in shots for order in reversed(orders) for name in names]
+
+
+def main(run: Run) -> bool:
+    plan, steps, seed = asked(run), 2 if run.quick else run.given.steps, run.given.seed
     learnt, judged = sets(run.given.images)
     learnt = turned(learnt)
 
-    def trained(training: tuple[str, int, int]) -> list[Record]:
+    def trained(training: Training) -> list[Record]:
         name, order, count = training
         build, maml, adapted = NETWORKS[name]
         torch.manual_seed(seed)
@@ -115,14 +123,8 @@ def main(run: Run) -> bool:
         def record(variant: str) -> Record:
             shares = few_shot_accuracies(network, test, episodes, steps=adapted, rate=maml.rate, seed=seed)
             low, high = mean_interval(shares.tolist())
-            return run.record(
-                "accuracy",
-                shares.mean().item(),
-                variant,
-                setting | {"episodes": episodes},
-                spread=high - low,
-                seed=seed,
-            )
+            at = setting | {"episodes": episodes}
+            return run.record("accuracy", shares.mean().item(), variant, at, spread=high - low, seed=seed)
 
         records = [record(f"{name}, untrained")]
         meta_train(network, start, maml, steps, lambda step, loss: progress(name, step, steps, loss))
@@ -130,7 +132,7 @@ def main(run: Run) -> bool:
         return [record(name), *records, run.record("parameters", parameters, name, setting, source="counted")]
 
     records = run.trainings(
-        [(name, order, count) for count in shots for order in reversed(orders) for name in names],
+        plan,
         lambda training: (
             training[0], {"order": training[1], "shots": training[2], "steps": steps, "seed": seed}
         ),

@@ -10,6 +10,8 @@ from greenformers.cli import _terminal as terminal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transformers import PreTrainedModel
+
     from greenformers.data import Labelled
     from greenformers.data._texts import Texts
 
@@ -66,51 +68,29 @@ def cleanse(
     from transformers import set_seed
 
     from greenformers.checkpoint.pretrained import pretrained
-    from greenformers.checkpoint.structure import changes_of
     from greenformers.data._read_texts import every_text
-    from greenformers.data._text_files import suffix
     from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
     from greenformers.model.positions import reach
-    from greenformers.train.cleanse import classifier_from, watch, watch_held_out
+    from greenformers.train.cleanse import watch, watch_held_out
     from greenformers.train.fit import Schedule
 
     terminal.quiet()
     console = terminal.console()
-    if score not in SCORES:
-        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
-    if score in ("variability", "forgetting") and epochs < 2:
-        raise ValueError(f"epochs must be at least 2 with score {score}, which compares them; got {epochs}")
-    if not 0 < share < 1:
-        raise ValueError(f"share must be between 0 and 1, got {share}")
-    if (score == "influence") != (trusted is not None):
-        raise ValueError(f"trusted must be given with score influence, and with no other; the score is {score}")
     folds = (3 if trusted is None else 1) if folds is None else folds
-    if folds < 1 or (folds > 1 and trusted is not None):
-        raise ValueError(f"folds must be {'at least 1' if trusted is None else '1 with trusted'}, got {folds}")
+    _check_options(score, epochs, share, folds, trusted)
     schedule = Schedule(
         epochs=epochs, batch_size=batch, learning_rate=learning_rate, seed=seed, save_every=10**9
     )  # only the last weights are written, and left behind
-    # What is written are lines of the table, and all of them are scored.
-    for path in (texts, trusted):
-        if path is not None and suffix(path) != ".tsv":
-            raise ValueError(f"{path} must be a table .tsv with the columns sentence and label")
-    files = [path.resolve() for path in (texts, trusted, out, rest) if path is not None]
-    if len(set(files)) < len(files):
-        raise ValueError("texts, trusted, out and rest must be files of their own: one is named twice")
+    _check_files(texts, trusted, out, rest)
     rows = every_text(texts)
     data = _labelled(rows, None if trusted is None else every_text(trusted))
-    for path in (out, rest):
-        if path is not None:
-            if path.exists():
-                raise ValueError(f"{path} is there already: name another file")
-            terminal.check_writable(path)
-    network, tokenizer = pretrained(model, needs_tokenizer=True)
+    for path in filter(None, (out, rest)):
+        if path.exists():
+            raise ValueError(f"{path} is there already: name another file")
+        terminal.check_writable(path)
+    encoder, tokenizer = pretrained(model, needs_tokenizer=True)
     set_seed(seed)
-    classifier = classifier_from(network, len(data.classes or ()))
-    changed = [change.name() for change in changes_of(network) if not change.built_by_the_class]
-    if changed and classifier is not network:
-        raise ValueError(f"model must be a classifier, or an encoder before compression; got one after {changed[0]}")
-    network = classifier
+    network = _classifier(encoder, len(data.classes or ()))
     most = reach(network)
     if most is not None and length is not None and length > most:
         raise ValueError(f"length must be at most {most}, the longest input of the model, got {length}")
@@ -134,6 +114,51 @@ def cleanse(
         left = sorted(set(range(len(rows))) - set(worst))
         _write(rest, "sentence\tlabel", [(rows.lines[i], labels[i]) for i in left])
         console.print(f"the other {len(left)} rows: {rest}", soft_wrap=True)
+
+
+def _check_options(score: str, epochs: int, share: float, folds: int, trusted: Path | None) -> None:
+    """Raise ValueError where an option is out of range, or not for the score."""
+    from greenformers.measure.label_errors import SCORES
+
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+    if score in ("variability", "forgetting") and epochs < 2:
+        raise ValueError(f"epochs must be at least 2 with score {score}, which compares them; got {epochs}")
+    if not 0 < share < 1:
+        raise ValueError(f"share must be between 0 and 1, got {share}")
+    if (score == "influence") != (trusted is not None):
+        raise ValueError(f"trusted must be given with score influence, and with no other; the score is {score}")
+    if folds < 1 or (folds > 1 and trusted is not None):
+        raise ValueError(f"folds must be {'at least 1' if trusted is None else '1 with trusted'}, got {folds}")
+
+
+def _check_files(texts: Path, trusted: Path | None, out: Path, rest: Path | None) -> None:
+    """Raise ValueError where a table is of another kind, or two files are one."""
+    from greenformers.data._text_files import suffix
+
+    # What is written are lines of the table, and all of them are scored.
+    for path in filter(None, (texts, trusted)):
+        if suffix(path) != ".tsv":
+            raise ValueError(f"{path} must be a table .tsv with the columns sentence and label")
+    files = [path.resolve() for path in filter(None, (texts, trusted, out, rest))]
+    if len(set(files)) < len(files):
+        raise ValueError("texts, trusted, out and rest must be files of their own: one is named twice")
+
+
+def _classifier(network: "PreTrainedModel", classes: int) -> "PreTrainedModel":
+    """The network as a classifier.
+
+    Raises:
+        ValueError: It would get a head of its own, which the changes of its checkpoint know nothing of.
+    """
+    from greenformers.checkpoint.structure import changes_of
+    from greenformers.train.cleanse import classifier_from
+
+    classifier = classifier_from(network, classes)
+    changed = [change.name() for change in changes_of(network) if not change.built_by_the_class]
+    if changed and classifier is not network:
+        raise ValueError(f"model must be a classifier, or an encoder before compression; got one after {changed[0]}")
+    return classifier
 
 
 def _write(path: Path, header: str, rows: "Sequence[tuple[object, ...]]") -> None:

@@ -12,12 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greenformers.lowrank.factorize import Statistics, gram
+from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
 from greenformers.solve import experts
-from greenformers.solve.share import total
+from greenformers.solve.sums import CHUNK, Sums
 from greenformers.solve.walk import Site
-from greenformers.solve.watch import Batch, Hook, Loss, Trace, call, frozen, hooked, out_rows, padding, rows, unpadded
+from greenformers.solve.watch import (
+    Batch,
+    Hook,
+    Loss,
+    Padding,
+    Trace,
+    call,
+    frozen,
+    hooked,
+    out_rows,
+    padding,
+    rows,
+    unpadded,
+)
 
 UNFELT = 1e-30
 
@@ -25,9 +38,6 @@ WIDE = (torch.float32, torch.float64)
 
 APART = ("embedding", "experts")
 """Kinds of weights without a sequential solver: embeddings see counts, experts the rows that are routed to them."""
-
-CHUNK = 1024
-"""Positions in one product: with fewer, adding up the d x d sums takes longer than the products themselves."""
 
 
 def covariances(
@@ -229,70 +239,42 @@ def _bytes(groups: int, width: int) -> int:
     return groups * (8 * width**2 + 4 * CHUNK * width)
 
 
-class Sums:
-    """Running sums over batches, by key: products of float32 over `CHUNK` positions at a time, added up in float64.
+class _Observer:
+    """Sums over what layers read and give, and over the gradients at their outputs, batch by batch.
 
     Args:
-        batches: The batches; of a share, the sums are in the end over those of all processes.
+        running: The sums.
+        notes: What is recorded.
+        masks: Padding of the batch that is computed.
+        gradients: Whether outputs tell their gradients.
     """
 
-    def __init__(self, batches: Sequence[Batch]) -> None:
-        self._batches = batches
-        self._sums: dict[Hashable, Tensor] = {}
-        self._gathered: dict[Hashable, tuple[list[Tensor], int]] = {}
+    def __init__(self, running: Sums, notes: _Notes, masks: Padding, gradients: bool) -> None:
+        self.running, self.notes, self.masks, self.gradients = running, notes, masks, gradients
+        self.number = 0  # of the batch
 
-    def add(self, key: Hashable, term: Tensor) -> None:
-        """Add a term to a sum."""
-        self._sums[key] = self._sums[key].add_(term) if key in self._sums else term.double()
+    def hook(self, site: Site, first: bool, less: bool) -> Hook:
+        """What is called with each output of a site; the first of a group tells of their common input."""
 
-    def products(self, key: Hashable, *rows: Tensor) -> None:
-        """Add the sum over positions of a b^T, or of a a^T. Rows are (g, positions, n), and copied if they are held."""
-        positions, at = rows[0].shape[1], 0
-        while at < positions:
-            buffers, held = self._gathered.get(key, ([], 0))
-            if not held and positions - at >= CHUNK:
-                self.add(key, _product([part[:, at:] for part in rows]))
-                return
-            buffers = buffers or [part.new_empty(len(part), CHUNK, part.shape[2]) for part in rows]
-            count = min(CHUNK - held, positions - at)
-            for buffer, part in zip(buffers, rows, strict=True):
-                buffer[:, held : held + count] = part[:, at : at + count]
-            self._gathered[key] = buffers, held + count
-            at += count
-            if held + count == CHUNK:
-                self._multiply(key)
+        def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
+            given = self.masks.at(args[0])
+            with torch.no_grad():
+                if first:
+                    self._read(site, args, given, less)
+                if less and (self.notes.spectra or self.notes.dense is not None):
+                    self._gave(site, given_rows(site, module, out, given))
+            if not self.gradients:
+                return None
+            # The graph begins at the first site: nothing before it needs a gradient. A clone, for what follows may
+            # change its input in place, and must not a leaf.
+            out = out if out.requires_grad else out.detach().requires_grad_().clone()
+            out.register_hook(lambda d: self._felt(site, args, d, given))
+            return out
 
-    def _multiply(self, key: Hashable) -> None:
-        buffers, held = self._gathered[key]
-        if held:
-            self.add(key, _product([buffer[:, :held] for buffer in buffers]))
-        self._gathered[key] = buffers, 0
+        return hook
 
-    def done(self) -> dict[Hashable, Tensor]:
-        """All sums, by key."""
-        for key in self._gathered:
-            self._multiply(key)
-        self._gathered.clear()
-        return total(self._sums, self._batches)
-
-
-def _product(rows: Sequence[Tensor]) -> Tensor:
-    return gram(rows[0]) if len(rows) == 1 else rows[0].mT @ rows[1]
-
-
-def _collect(
-    model: nn.Module,
-    portion: list[list[Site]],
-    batches: Iterable[Batch],
-    loss: Loss | None,
-    notes: _Notes,
-    progress: Callable[[float], None],
-) -> dict[Hashable, Tensor]:
-    batches = list(batches) if not isinstance(batches, Sequence) else batches
-    running, number = Sums(batches), 0
-
-    def read(site: Site, args: tuple[Any, ...], given: Mapping[str, Tensor], less: bool) -> None:
-        x = args[0]
+    def _read(self, site: Site, args: tuple[Any, ...], given: Mapping[str, Tensor], less: bool) -> None:
+        x, running = args[0], self.running
         if site.kind == "experts":
             for expert, part in experts.rows_of(x, args[1], given):
                 running.products((site.path, "C", expert), part[None])
@@ -305,73 +287,75 @@ def _collect(
             return
         x = rows(site, x, given)
         running.add((site.path, "count"), x.new_tensor(x.shape[1]))
-        if not (less and notes.spectra):
+        if not (less and self.notes.spectra):
             running.products((site.path, "C"), x)
             running.add((site.path, "x"), x.sum(1))
         if not less:
-            notes.fill((site.path, False), number, x)
+            self.notes.fill((site.path, False), self.number, x)
 
-    def gave(site: Site, y: Tensor) -> None:
-        notes.fill((site.path, True), number, y)
-        if notes.spectra:
-            running.products((site.path, "Y"), y)
-            running.add((site.path, "y"), y.sum(1))
+    def _gave(self, site: Site, y: Tensor) -> None:
+        self.notes.fill((site.path, True), self.number, y)
+        if self.notes.spectra:
+            self.running.products((site.path, "Y"), y)
+            self.running.add((site.path, "y"), y.sum(1))
 
-    def felt(site: Site, args: tuple[Any, ...], d: Tensor, given: Mapping[str, Tensor]) -> None:
+    def _felt(self, site: Site, args: tuple[Any, ...], d: Tensor, given: Mapping[str, Tensor]) -> None:
         if site.kind == "experts":
             for expert, part in experts.rows_of(d, args[1], given):
-                running.products((site.path, "G", expert), part[None])
+                self.running.products((site.path, "G", expert), part[None])
         elif site.kind == "embedding":
-            running.add((site.path, "felt"), unpadded(d, d.shape[:-1], given).double().square().sum())
+            self.running.add((site.path, "felt"), unpadded(d, d.shape[:-1], given).double().square().sum())
         else:
-            running.products((site.path, "G"), out_rows(site, d, given))
+            self.running.products((site.path, "G"), out_rows(site, d, given))
 
-    def note(site: Site, first: bool, less: bool) -> Hook:
-        def hook(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
-            given = masks.at(args[0])
-            with torch.no_grad():
-                if first:
-                    read(site, args, given, less)
-                if less and (notes.spectra or notes.dense is not None):
-                    gave(site, given_rows(site, module, out, given))
-            if loss is None:
-                return None
-            # The graph begins at the first site: nothing before it needs a gradient. A clone, for what follows may
-            # change its input in place, and must not a leaf.
-            out = out if out.requires_grad else out.detach().requires_grad_().clone()
-            out.register_hook(lambda d: felt(site, args, d, given))
-            return out
 
-        return hook
-
-    hooks = [(site, note(site, site is group[0], gives_less(group))) for group in portion for site in group]
+def _collect(
+    model: nn.Module,
+    portion: list[list[Site]],
+    batches: Iterable[Batch],
+    loss: Loss | None,
+    notes: _Notes,
+    progress: Callable[[float], None],
+) -> dict[Hashable, Tensor]:
+    batches = list(batches) if not isinstance(batches, Sequence) else batches
+    running = Sums(batches)
     if notes.dense is not None:
         notes.dense.begin(key for group in portion if group[0].kind not in APART for key in keys_of(group))
     if not len(batches):
         raise ValueError("the calibration data must hold at least one batch, got none")
     getattr(loss, "restart", lambda: None)()
-    with (
-        evaluating(model),
-        frozen(model),
-        torch.set_grad_enabled(loss is not None),
-        padding(model) as masks,
-        hooked(model, hooks),
-    ):
-        for number, batch in enumerate(batches):
-            masks.begin(batch)
-            if loss is None:
-                call(model, batch)
-            else:
-                value = loss(model, batch)
-                if not value.isfinite():
-                    raise ValueError(f"the loss on batch {number} of the calibration data is {value.item()}")
-                if value.requires_grad:  # it does not where it depends on no weight of the portion
-                    value.backward()
-            progress((number + 1) / len(batches))
+    with evaluating(model), frozen(model), torch.set_grad_enabled(loss is not None), padding(model) as masks:
+        observer = _Observer(running, notes, masks, loss is not None)
+        hooks = [
+            (site, observer.hook(site, site is group[0], gives_less(group))) for group in portion for site in group
+        ]
+        with hooked(model, hooks):
+            for number, batch in enumerate(batches):
+                observer.number = number
+                masks.begin(batch)
+                _computed(model, batch, number, loss)
+                progress((number + 1) / len(batches))
     sums = running.done()
-    for site in (site for group in portion for site in group):
-        if loss is not None and site.kind not in APART and (site.path, "G") not in sums:
-            # The loss does not depend on this weight: any error in it costs next to nothing.
+    if loss is not None:
+        _fill_unfelt(sums, [site for group in portion for site in group])
+    return sums
+
+
+def _computed(model: nn.Module, batch: Batch, number: int, loss: Loss | None) -> None:
+    """Call the model on a batch, and the backward pass of its loss where there is one."""
+    if loss is None:
+        call(model, batch)
+        return
+    value = loss(model, batch)
+    if not value.isfinite():
+        raise ValueError(f"the loss on batch {number} of the calibration data is {value.item()}")
+    if value.requires_grad:  # it does not where it depends on no weight of the portion
+        value.backward()
+
+
+def _fill_unfelt(sums: dict[Hashable, Tensor], sites: Iterable[Site]) -> None:
+    """Set sums over gradients of weights that the loss does not depend on: any error in them costs next to nothing."""
+    for site in sites:
+        if site.kind not in APART and (site.path, "G") not in sums:
             eye = torch.eye(site.m, dtype=torch.float64, device=site.matrices().device)
             sums[site.path, "G"] = (UNFELT * eye).expand(site.groups, -1, -1)
-    return sums

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from greenformers.lowrank.experts import ExpertsLinear
-from greenformers.solve.calibrate import Sums
 from greenformers.solve.seen import Seen, summed
 from greenformers.solve.share import first
+from greenformers.solve.sums import Sums
 from greenformers.solve.units import restored_by_errors
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Trace

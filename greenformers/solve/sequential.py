@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from greenformers._tensors import save_file
 from greenformers.lowrank.factorize import Statistics
 from greenformers.measure.quality import evaluating
-from greenformers.solve.calibrate import APART, DenseRows, Key, Sums, given_rows, has_bias, keys_of
+from greenformers.solve.calibrate import APART, DenseRows, Key, given_rows, has_bias, keys_of
 from greenformers.solve.replay import Reached, Replay, layers
 from greenformers.solve.share import anywhere
 from greenformers.solve.solve import Solved, solve
+from greenformers.solve.sums import Sums
 from greenformers.solve.units import filled, put
 from greenformers.solve.walk import Site
 from greenformers.solve.watch import Batch, Hook, Trace, call, hooked, padding, rows, unpadded

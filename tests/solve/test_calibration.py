@@ -13,9 +13,10 @@ from greenformers import LED, Budget
 from greenformers.lowrank.factorize import CALIBRATED, Statistics, factorize
 from greenformers.lowrank.multihead import LowRankMultihead
 from greenformers.solve import calibrate, sequential
-from greenformers.solve.calibrate import DenseRows, Sums, covariances
+from greenformers.solve.calibrate import DenseRows, covariances
 from greenformers.solve.factorise import factorise
 from greenformers.solve.solve import solve, spectrum_of
+from greenformers.solve.sums import CHUNK, Sums
 from greenformers.solve.units import unpack
 from greenformers.solve.walk import sites
 from greenformers.solve.watch import trace
@@ -379,7 +380,7 @@ def test_spectra_need_no_more_than_what_a_map_gives(bias: bool, felt: bool) -> N
 
 def test_products_of_many_positions_are_those_of_all_at_once() -> None:
     draw = torch.Generator().manual_seed(4)
-    sizes = (3, calibrate.CHUNK - 1, 1, 2 * calibrate.CHUNK + 5, 700, 700)
+    sizes = (3, CHUNK - 1, 1, 2 * CHUNK + 5, 700, 700)
     a, b = (torch.randn(2, sum(sizes), n, generator=draw) for n in (7, 5))
     sums = Sums([])
     for x, y in zip(a.split(sizes, 1), b.split(sizes, 1), strict=True):

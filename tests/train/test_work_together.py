@@ -18,8 +18,8 @@ from torch import Tensor
 import greenformers
 from greenformers.arena.protocol import TASKS, drawn_folder
 from greenformers.data import listops
-from greenformers.solve.calibrate import Sums
 from greenformers.solve.share import Share, anywhere, check_share, first
+from greenformers.solve.sums import Sums
 
 pytestmark = pytest.mark.usefixtures("drafts")
 
