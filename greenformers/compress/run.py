@@ -1,29 +1,26 @@
 """`greenformers compress`: a folder of a model in, one of the changed model out, every step judged and measured."""
 
 import copy
-import hashlib
-import json
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from greenformers.changes import Change, Given
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import check_tokenizer, features_of, model_name, pretrained
-from greenformers.checkpoint.save import REPORT, building, check_place, save
+from greenformers.checkpoint.save import check_place, save
 from greenformers.compress.apply import apply, check, given_to
 from greenformers.compress.comparison import SHARE, card, compared
 from greenformers.compress.job import FILES, Job
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, cut_off, needed_of, read_parts
 from greenformers.compress.side_by_side import BATCH, check_length, example
+from greenformers.compress.unfinished import UNFINISHED, Unfinished
 from greenformers.data._examples import Examples
 from greenformers.data._pooling import attach, pooling_of
 from greenformers.data._reader import Reader
@@ -36,7 +33,6 @@ from greenformers.model.positions import extend, reach
 from greenformers.train.processes import alone, first_process, told
 
 ORIGINAL = "original"
-UNFINISHED = ".unfinished-"
 READ = (".safetensors", ".json", ".txt", ".model")
 """Files of a model that it is read from, with its configuration, pooling and tokenizer."""
 Progress = Callable[[str, float], None]
@@ -88,74 +84,124 @@ def run(
     check_place(out)
     if job.lengths != ():
         EnergyMeter(job.country)  # raises now if it does not know the country
-    needed = check_parts(changes, job) or parts is not None
-    small, tokenizer = pretrained(model)
-    original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
-    if job.teacher is not None:
-        attach(original, pooling_of(small))  # the original is judged with the pooling of the changed model
-    reads_texts = KINDS.get(original.main_input_name) == "text"
-    features = features_of(model, small)
-    length, lengths = job.at(reach(original) if reads_texts else None, usual_length(small))
-    job = replace(job, length=length, lengths=lengths)
-    reader = None
-    if needed:
-        if reads_texts or tokenizer is not None:
-            check_tokenizer(tokenizer, small, model)
-        reader = Reader.of(original, tokenizer, length, features=features)
-    if parts is not None:
-        parts = needed_of(changes, parts)
-    elif reader is None:
-        parts = {}
-    else:
-        parts, gone = apart(read_parts(changes, job, reader), reader)
-    measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
-    if reads_texts:
-        check_lengths(original, changes, lengths if not parts else (*lengths, length))
-    elif measured:
-        check_length(original, None)
-    given = given_by(small, original, reader, parts, changes, job, progress)
-    if reader is not None and "judging" in parts:
-        check_examples(original, parts["judging"], reader)
-    check(small, changes, given)
-    work = {name: value for name, value in asdict(job).items() if name not in ("measure", "country")}
-    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], work], files_of(model, job))
+    work = _Work.of(model, changes, job, parts, gone)
+    given = given_by(work.small, work.original, work.reader, work.parts, changes, work.job, progress)
+    if work.reader is not None and "judging" in work.parts:
+        check_examples(work.original, work.parts["judging"], work.reader)
+    check(work.small, changes, given)
+    options = {name: value for name, value in asdict(work.job).items() if name not in ("measure", "country")}
+    unfinished = Unfinished.of(out, [model, [as_dict(change) for change in changes], options], files_of(model, job))
     given = replace(given, folder=unfinished.folder)
     if not first_process():
-        _take_part(small, changes, given, unfinished)
+        _take_part(work.small, changes, given, unfinished)
         return CompressionReport([], 0, 0), [], []
     if begun is not None:
         unfinished.begin(begun, changes)
-    small, done = unfinished.last(small)
+    small, done = unfinished.last(work.small)
     report = apply(small, changes, given, done=done, before=told, after=unfinished.keep)
     told()
-    models = {ORIGINAL: original} | unfinished.models(_names(changes), small)
+    models = {ORIGINAL: work.original} | unfinished.models(_names(changes), small)
     longer = None
     for shorter in list(models.values())[:-1]:  # what was made before the network became longer is judged as well
         longer = _lengthen(shorter, small) or longer
-    notes: list[str] = []
-    worked = None if job.measure else sum(step.seconds for step in report.steps)
-    if worked is not None and within is not None:
-        worked = min(worked, within / SHARE)
-    records = compared(
-        models, parts.get("judging"), reader, benchmark="compress", lengths=measured,
-        batch=1 if KINDS.get(original.main_input_name) == "sound" else BATCH, unmeasured=_untimed(changes),
-        country=job.country, about=about, worked=worked, judged=None if within is None else (ORIGINAL, [*models][-1]),
-        told=notes.append, progress=progress,
-    )  # fmt: skip
-    if tokenizer is not None and longer is not None:
-        tokenizer.model_max_length = longer
+    seconds = sum(step.seconds for step in report.steps)
+    records, notes = work.compared(models, changes, about, seconds, within, progress)
+    if work.tokenizer is not None and longer is not None:
+        work.tokenizer.model_max_length = longer
         attach(small, replace(pooling_of(small), length=longer))
-    cut = cut_off(parts.get("judging"), reader)
+    cut = cut_off(work.parts.get("judging"), work.reader)
     made_from = f"Made from `{model_name(model)}`."
-    words = " ".join([made_from, _told(parts, job, gone), *(f"{note}." for note in notes), *cut])
-    save(
-        small, out, report, card=card(list(models), records, words), tokenizer=tokenizer, processor=features,
-    )  # fmt: skip
+    words = " ".join([made_from, _told(work.parts, work.job, work.gone), *(f"{note}." for note in notes), *cut])
+    written = card(list(models), records, words)
+    save(small, out, report, card=written, tokenizer=work.tokenizer, processor=work.features)
     if keeps:
         unfinished.leave(out)
     else:
         unfinished.remove()
     return report, records, [*(f"{note} (--measure)" for note in notes), *cut]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a recipe works on, as it was read and checked.
+
+    Attributes:
+        small: The model, to be changed.
+        original: The model, or the teacher that is named, which the result is compared with.
+        tokenizer: Its tokenizer, if any.
+        features: What makes its inputs of images or sound, if any.
+        reader: Reader of the examples; None where none are needed.
+        parts: The examples to calibrate with, to learn from and to judge by, as far as they are needed.
+        gone: Number of texts to learn from that were left out, as they judge.
+        job: The job with its lengths.
+        measured: Lengths at which costs are measured; None for inputs of the model's own size.
+    """
+
+    small: PreTrainedModel
+    original: PreTrainedModel
+    tokenizer: Any
+    features: Any
+    reader: Reader | None
+    parts: Mapping[str, Examples]
+    gone: int
+    job: Job
+    measured: Sequence[int | None]
+
+    @classmethod
+    def of(
+        cls, model: str, changes: Sequence[Change], job: Job, parts: Mapping[str, Examples] | None, gone: int
+    ) -> "_Work":
+        """Read a model and, where `parts` are not given, the examples of a job.
+
+        Raises:
+            ValueError: The model, options or examples cannot be used together.
+            OSError: A file cannot be read.
+        """
+        needed = check_parts(changes, job) or parts is not None
+        small, tokenizer = pretrained(model)
+        original = copy.deepcopy(small) if job.teacher is None else pretrained(job.teacher)[0]
+        if job.teacher is not None:
+            attach(original, pooling_of(small))  # the original is judged with the pooling of the changed model
+        reads_texts = KINDS.get(original.main_input_name) == "text"
+        features = features_of(model, small)
+        length, lengths = job.at(reach(original) if reads_texts else None, usual_length(small))
+        job = replace(job, length=length, lengths=lengths)
+        reader = None
+        if needed:
+            if reads_texts or tokenizer is not None:
+                check_tokenizer(tokenizer, small, model)
+            reader = Reader.of(original, tokenizer, length, features=features)
+        if parts is not None:
+            parts = needed_of(changes, parts)
+        elif reader is None:
+            parts = {}
+        else:
+            parts, gone = apart(read_parts(changes, job, reader), reader)
+        measured: Sequence[int | None] = lengths if reads_texts or not lengths else (None,)
+        if reads_texts:
+            check_lengths(original, changes, lengths if not parts else (*lengths, length))
+        elif measured:
+            check_length(original, None)
+        return cls(small, original, tokenizer, features, reader, parts, gone, job, measured)
+
+    def compared(
+        self, models: Mapping[str, PreTrainedModel], changes: Sequence[Change], about: dict[str, Any], seconds: float,
+        within: float | None, progress: Progress,
+    ) -> tuple[list[Record], list[str]]:  # fmt: skip
+        """Judge and measure every step, in a share of the seconds that the steps took.
+
+        Returns:
+            The records, and a text for each cost that was not measured.
+        """
+        notes: list[str] = []
+        worked = None if self.job.measure else seconds if within is None else min(seconds, within / SHARE)
+        records = compared(
+            models, self.parts.get("judging"), self.reader, benchmark="compress", lengths=self.measured,
+            batch=1 if KINDS.get(self.original.main_input_name) == "sound" else BATCH, unmeasured=_untimed(changes),
+            country=self.job.country, about=about, worked=worked,
+            judged=None if within is None else (ORIGINAL, [*models][-1]), told=notes.append, progress=progress,
+        )  # fmt: skip
+        return records, notes
 
 
 def _take_part(model: PreTrainedModel, changes: Sequence[Change], given: Given, unfinished: "Unfinished") -> None:
@@ -166,78 +212,6 @@ def _take_part(model: PreTrainedModel, changes: Sequence[Change], given: Given, 
     while (number := told()) is not None:
         small, _ = unfinished.last(model)
         changes[number].apply(small, given_to(number, changes, given))
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """Finished steps of a recipe on disk, until all of them are finished.
-
-    Attributes:
-        folder: Folder beside that of the result, with a digest of the job in its name.
-    """
-
-    folder: Path
-
-    @classmethod
-    def of(cls, out: Path, job: object, files: Iterable[Path]) -> "Unfinished":
-        """The finished steps of a job on these files."""
-        digest = hashlib.sha256(json.dumps(job, default=str, sort_keys=True).encode())
-        for path in files:
-            digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())
-        return cls(out.with_name(f"{out.name}{UNFINISHED}{digest.hexdigest()[:8]}"))
-
-    def keep(self, number: int, model: nn.Module, report: CompressionReport) -> None:
-        """Write the network as it is after a step."""
-        save(model, self._step(number), report)
-
-    def last(self, model: PreTrainedModel) -> tuple[PreTrainedModel, CompressionReport | None]:
-        """The network after the last finished step, and the report so far; without one, the network given and None."""
-        numbers = [int(path.name.rpartition("-")[2]) for path in self.folder.glob("step-*")]
-        if not numbers:
-            return model, None
-        step = self._step(max(numbers))
-        return pretrained(str(step))[0], CompressionReport.of(json.loads((step / REPORT).read_text()))
-
-    def leave(self, out: Path) -> None:
-        """Leave the finished steps beside the result, for another recipe that begins with the same changes."""
-        for training in self.folder.glob("training-*"):  # checkpoints, of which no other recipe has use
-            shutil.rmtree(training)
-        shutil.rmtree(steps_of(out), ignore_errors=True)
-        self.folder.rename(steps_of(out))
-
-    def begin(self, out: Path, changes: Sequence[Change]) -> None:
-        """Take over those steps of another result with which this recipe begins, as far as it has not made them itself.
-
-        Args:
-            out: Folder of the other result, beside which its steps were left.
-            changes: This recipe.
-        """
-        other = Unfinished(steps_of(out))
-        for number, change in enumerate(changes):
-            step = other._step(number)
-            own = json.loads(json.dumps(as_dict(change)))
-            if not step.is_dir() or json.loads((step / REPORT).read_text())["steps"][-1]["report"]["change"] != own:
-                return
-            if not self._step(number).is_dir():
-                with building(self._step(number)) as folder:
-                    shutil.copytree(step, folder, dirs_exist_ok=True)
-
-    def models(self, names: Sequence[str], last: PreTrainedModel) -> dict[str, PreTrainedModel]:
-        """The network after each step, by name; all but the last one as read from disk."""
-        before = {name: pretrained(str(self._step(number)))[0] for number, name in enumerate(names[:-1])}
-        return before | {names[-1]: last}
-
-    def remove(self) -> None:
-        """Remove the finished steps from disk."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _step(self, number: int) -> Path:
-        return self.folder / f"step-{number}"
-
-
-def steps_of(out: Path) -> Path:
-    """The folder of the finished steps that a result has beside it, where it keeps them; it is there once all is."""
-    return out.with_name(f"{out.name}.steps")
 
 
 def given_by(

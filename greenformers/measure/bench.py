@@ -136,76 +136,111 @@ def _group(
 
     Counting, timing and reading the energy are equal parts of the progress.
     """
-    time, memory, count, energy = NAMES[mode]
-    device = torch.device(how.device)
-    calls: dict[str, Callable[[], object]] = {}
-    records: list[tuple[Cell, Record]] = []
+    group = _Group(cells, network, how, mode, about)
+    group.count(progress)
+    if group.calls:
+        group.time(lambda share: progress((1 + share) / 3))
+    if group.calls and how.country is not None:
+        group.read_energy(how.country, lambda share: progress((2 + share) / 3))
+    return group.rated()
+
+
+class _Group:
+    """The measuring of cells of one length and mode, which run by turns.
+
+    Attributes:
+        calls: Networks that fit the memory, as calls, by name of the cell.
+        records: The records so far.
+        timings: Their times, by name of the cell.
+    """
+
+    def __init__(self, cells: Sequence[Cell], network: Network, how: How, mode: str, about: dict[str, Any]) -> None:
+        self.cells, self.network, self.how, self.mode, self.about = cells, network, how, mode, about
+        self.by_name = {cell.name: cell for cell in cells}
+        self.device = torch.device(how.device)
+        self.calls: dict[str, Callable[[], object]] = {}
+        self.records: list[tuple[Cell, Record]] = []
+        self.timings: dict[str, Timing] = {}
 
     def add(
-        cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured",
+        self, cell: Cell, metric: str, value: float, spread: float | None = None, source: str = "measured",
         by: str | None = None,
     ) -> None:  # fmt: skip
+        """Add a record of a cell."""
         record = Record.of(
-            metric, value, benchmark="bench", variant=cell.variant, setting=setting(cell, network, how, metric),
-            spread=spread, source=source, by=by, context=about,
+            metric, value, benchmark="bench", variant=cell.variant,
+            setting=setting(cell, self.network, self.how, metric), spread=spread, source=source, by=by,
+            context=self.about,
         )  # fmt: skip
-        records.append((cell, record))
+        self.records.append((cell, record))
 
-    set_seed(how.seed)
-    dtype = DTYPES[how.precision]
-    x = torch.randn(max(1, how.tokens // cells[0].length), cells[0].length, network.hidden, device=device, dtype=dtype)
-    for number, cell in enumerate(cells):
-        progress(number / len(cells) / 3)
-        stack = Stack(network, cell).to(device, dtype).train(mode == "training")
-        run = call(stack, x, mode, compiled=how.compiled)
-        try:
-            # Counted first, as what the first product of a process makes room for is not of this network. And on the
-            # real device: on the meta device, as for the progress, attention has another backward pass.
-            counted, peak = attempt(
-                lambda stack=stack, run=run: (flops(call(stack, x, mode)), _peak(run, device, how)),  # type: ignore[misc]
-                device,
+    def count(self, progress: Callable[[float], None]) -> None:
+        """Make every network, count its FLOPs and parameters, and measure its memory."""
+        how, mode, length = self.how, self.mode, self.cells[0].length
+        _, memory, count, _ = NAMES[mode]
+        set_seed(how.seed)
+        dtype = DTYPES[how.precision]
+        size = max(1, how.tokens // length), length, self.network.hidden
+        x = torch.randn(*size, device=self.device, dtype=dtype)
+        for number, cell in enumerate(self.cells):
+            progress(number / len(self.cells) / 3)
+            stack = Stack(self.network, cell).to(self.device, dtype).train(mode == "training")
+            run = call(stack, x, mode, compiled=how.compiled)
+            try:
+                # Counted first, as what the first product of a process makes room for is not of this network. And on
+                # the real device: on the meta device, as for the progress, attention has another backward pass.
+                counted, peak = attempt(
+                    lambda stack=stack, run=run: (  # type: ignore[misc]
+                        flops(call(stack, x, mode)), _peak(run, self.device, how)
+                    ),
+                    self.device,
+                )  # fmt: skip
+            except OutOfMemory as error:
+                self.add(cell, f"out_of_memory_{mode}", error.limit / MIB)
+                continue
+            self.calls[cell.name] = run
+            self.add(cell, memory, peak / MIB)
+            self.add(cell, count, counted / 1e9, source="counted")
+            if mode == "inference":
+                self.add(cell, "parameters", parameters(stack), source="counted")
+            if how.memory is not None:
+                self.add(cell, f"largest_batch_{mode}", largest_batch(stack, length, self.network, how, mode))
+
+    def time(self, progress: Callable[[float], None]) -> None:
+        """Time the networks by turns."""
+        metric, *_ = NAMES[self.mode]
+        with torch.inference_mode(self.mode == "inference"):
+            self.timings = interleaved(
+                self.calls, repeats=self.how.repeats, warmup=1, device=self.device, progress=progress
             )
-        except OutOfMemory as error:
-            add(cell, f"out_of_memory_{mode}", error.limit / MIB)
-            continue
-        calls[cell.name] = run
-        add(cell, memory, peak / MIB)
-        add(cell, count, counted / 1e9, source="counted")
-        if mode == "inference":
-            add(cell, "parameters", parameters(stack), source="counted")
-        if how.memory is not None:
-            add(cell, f"largest_batch_{mode}", largest_batch(stack, cell.length, network, how, mode))
-    with torch.inference_mode(mode == "inference"):
-        timings = (
-            interleaved(
-                calls, repeats=how.repeats, warmup=1, device=device, progress=lambda share: progress((1 + share) / 3)
-            )
-            if calls
-            else {}
-        )
-    by_name = {cell.name: cell for cell in cells}
-    for name, timing in timings.items():
-        # The spread is the whole range: quartiles do not show how much a shared machine changes within a minute.
-        add(by_name[name], time, 1e3 * timing.median, spread=1e3 * (max(timing.samples) - min(timing.samples)))
-    if how.country is not None and calls:
-        milliseconds = {name: 1e3 * timing.median for name, timing in timings.items()}
-        spent_by = energy_of(
-            calls,
-            milliseconds,
-            how.country,
-            training=mode == "training",
-            turns=1,
-            progress=lambda share: progress((2 + share) / 3),
-        )
-        for name, spent in spent_by.items():
-            add(by_name[name], energy, spent.mwh, source=spent.source, by=spent.by)
-            add(by_name[name], f"co2_{mode}", spent.co2_mg, source=spent.source, by=spent.by)
-    # The bytes at which memory ran out are no cost that could be compared: they have no ratio.
-    ended = [entry for entry in records if entry[1].metric.startswith("out_of_memory")]
-    rest = [entry for entry in records if entry not in ended]
-    rated = with_ratios([record for _, record in rest], BASELINE, across=("rank",))
-    records = [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
-    return [(cell, _paired(record, timings, cell) if record.metric == time else record) for cell, record in records]
+        for name, timing in self.timings.items():
+            # The spread is the whole range: quartiles do not show how much a shared machine changes within a minute.
+            spread = max(timing.samples) - min(timing.samples)
+            self.add(self.by_name[name], metric, 1e3 * timing.median, spread=1e3 * spread)
+
+    def read_energy(self, country: str, progress: Callable[[float], None]) -> None:
+        """Read or estimate what the networks spend, and its CO2 in a country."""
+        *_, energy = NAMES[self.mode]
+        milliseconds = {name: 1e3 * timing.median for name, timing in self.timings.items()}
+        training = self.mode == "training"
+        for name, spent in energy_of(
+            self.calls, milliseconds, country, training=training, turns=1, progress=progress
+        ).items():  # fmt: skip
+            self.add(self.by_name[name], energy, spent.mwh, source=spent.source, by=spent.by)
+            self.add(self.by_name[name], f"co2_{self.mode}", spent.co2_mg, source=spent.source, by=spent.by)
+
+    def rated(self) -> list[tuple[Cell, Record]]:
+        """All records with their ratios."""
+        metric, *_ = NAMES[self.mode]
+        # The bytes at which memory ran out are no cost that could be compared: they have no ratio.
+        ended = [entry for entry in self.records if entry[1].metric.startswith("out_of_memory")]
+        rest = [entry for entry in self.records if entry not in ended]
+        rated = with_ratios([record for _, record in rest], BASELINE, across=("rank",))
+        records = [*ended, *zip((cell for cell, _ in rest), rated, strict=True)]
+        return [
+            (cell, _paired(record, self.timings, cell) if record.metric == metric else record)
+            for cell, record in records
+        ]
 
 
 def _peak(run: Callable[[], object], device: torch.device, how: How) -> float:

@@ -14,7 +14,8 @@ from greenformers.checkpoint.files import line
 from greenformers.checkpoint.pretrained import pretrained
 from greenformers.compress.job import Job
 from greenformers.compress.reading import fitted, needed_of
-from greenformers.compress.run import run, steps_of
+from greenformers.compress.run import run
+from greenformers.compress.unfinished import steps_of
 from greenformers.data._examples import Examples
 from greenformers.measure.record import Record
 from greenformers.search.healing import HURDLES

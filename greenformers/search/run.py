@@ -17,8 +17,9 @@ from greenformers.compress.job import Job
 from greenformers.compress.parts import split
 from greenformers.compress.quality import check_examples
 from greenformers.compress.reading import apart, check_parts, read_parts
-from greenformers.compress.run import Unfinished, check_lengths, files_of, given_by, usual_length
+from greenformers.compress.run import check_lengths, files_of, given_by, usual_length
 from greenformers.compress.side_by_side import check_length
+from greenformers.compress.unfinished import Unfinished
 from greenformers.data._examples import Examples, halves
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import KINDS, task_of

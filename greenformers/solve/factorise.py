@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
 
 import torch
@@ -89,20 +89,13 @@ def factorise(
     before = parameters(model)
     unpacked = unpack(model)
     try:
-        selected = sites(model, select)
-        unreached: list[Site] = []
         traced = None
+        selected, unreached = sites(model, select), list[Site]()
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
             traced = trace(model, selected, example, every(batches or ()))
-            unreached = traced.unreached
-            if unreached and select is not None:
-                raise ValueError(
-                    f"the data does not reach {unreached[0].path!r}, one of {len(unreached)} such layers that are "
-                    "selected: leave them out, or do without a selection, and they stay dense"
-                )
-            selected = [site for site in selected if site not in unreached]
+            selected, unreached = _reached(selected, traced, select)
         itemsizes = [site.matrices().element_size() for site in selected]
         if multiple is None:
             multiple = usual_multiple(selected, budget)
@@ -115,19 +108,18 @@ def factorise(
             highest = _ranks(selected, {}, budget, cost, multiple)
         with ExitStack() as stack:
             gradients = None
-            dense = DenseRows(memory / 2) if "cross" in NEEDS.get(solver, ()) else None
             if solver == "sequential_loss":
                 gradients = Gradients(stack.enter_context(TemporaryDirectory(prefix="greenformers-")))
-            solved, energies = _solve(
-                model, selected, traced, highest, solver, original, loss, memory, seed, gradients, dense, progress
-            )
+            dense = DenseRows(memory / 2) if "cross" in NEEDS.get(solver, ()) else None
+            work = _Work(
+                model, selected, traced, solver, batches or (), original or (), loss, memory, seed, gradients, dense,
+                progress,
+            )  # fmt: skip
+            solved, energies = work.first(highest)
             chosen = _ranks(selected, energies, budget, cost, multiple) if named is None else named
             if only_if_faster and traced is not None:
                 chosen = {path: rank for path, rank in chosen.items() if _faster(_site(selected, path), rank, traced)}
-            solved = _final(
-                model, selected, traced, solved, chosen, solver, batches, original, gradients, dense, memory, seed,
-                progress,
-            )  # fmt: skip
+            solved = work.last(solved, chosen)
         units: dict[str, Unit] = {}
         for path, rank in chosen.items():
             part = solved[path]
@@ -179,61 +171,112 @@ def _cost(budget: Budget, traced: Trace | None, multiple: int) -> Cost:
     return Latency(dict(traced.shapes), multiple)
 
 
-def _solve(
-    model: nn.Module,
-    selected: Sequence[Site],
-    traced: Trace | None,
-    highest: Mapping[str, int],
-    solver: str,
-    batches: Sequence[Batch] | None,
-    loss: Loss | None,
-    memory: float,
-    seed: int,
-    gradients: Gradients | None,
-    dense: DenseRows | None,
-    progress: Progress,
-) -> tuple[dict[str, Solved], dict[str, Tensor]]:
-    """Factors of each site at the highest rank that it may get, and spectra; sites without such a rank are left out.
+@dataclass(frozen=True)
+class _Work:
+    """What the factors of the selected weights are made of.
 
-    Solvers without a spectrum have neither yet, as their factors depend on the rank; sequential ones have factors of
-    experts alone, and their gradients are stored in `gradients`.
+    Attributes:
+        model: The network.
+        selected: The weights.
+        traced: What the example went through, for solvers that calibrate.
+        solver: Name of the solver.
+        batches: Calibration data.
+        original: The same batches as they are where nothing has been changed.
+        loss: Loss of a model on a batch; None: the model's own.
+        memory: Bytes of calibration statistics held at once.
+        seed: Seed of solvers that draw, and of the probes of losses.
+        gradients: Store of the gradients of a sequential solver with a loss.
+        dense: Store of rows of a sequential solver.
+        progress: Function that is called as work goes on.
     """
-    if solver not in SPECTRAL:
-        return {}, {}
-    if solver not in CALIBRATED:
+
+    model: nn.Module
+    selected: Sequence[Site]
+    traced: Trace | None
+    solver: str
+    batches: Sequence[Batch]
+    original: Sequence[Batch]
+    loss: Loss | None
+    memory: float
+    seed: int
+    gradients: Gradients | None
+    dense: DenseRows | None
+    progress: Progress
+
+    def first(self, highest: Mapping[str, int]) -> tuple[dict[str, Solved], dict[str, Tensor]]:
+        """Factors of each site at the highest rank that it may get, and spectra; sites without one are left out.
+
+        Solvers without a spectrum have neither yet, as their factors depend on the rank; sequential ones have factors
+        of experts alone, and their gradients are stored in `gradients`.
+        """
+        if self.solver not in SPECTRAL:
+            return {}, {}
+        if self.solver in CALIBRATED:
+            return self._calibrated(highest)
         solved = {}
-        for index, site in enumerate(selected):
+        for index, site in enumerate(self.selected):
             if site.path in highest:
-                solved[site.path] = solve(site, highest[site.path], solver, seed=seed)
-            progress("factorising", (index + 1) / len(selected))
+                solved[site.path] = solve(site, highest[site.path], self.solver, seed=self.seed)
+            self.progress("factorising", (index + 1) / len(self.selected))
         return solved, _energies(solved)
-    assert batches
-    assert traced is not None
-    for site in selected:
-        # Checked here, before it spreads and the data is blamed.
-        if not site.matrices().isfinite().all():
-            raise ValueError(f"{site.path}: the weight holds values that are not finite")
-    felt = "gradients" in NEEDS[solver]
-    statistics = covariances(
-        model, traced, batches, loss=(loss or default(model, batches, seed)) if felt else None, memory=memory,
-        spectra="cross" in NEEDS[solver], dense=dense,
-        progress=lambda share: progress("calibrating", share),
-    )  # fmt: skip
-    if "cross" not in NEEDS[solver]:
-        solved = {
-            site.path: solve(site, highest[site.path], solver, at) for site, at in statistics if site.path in highest
-        }
-        return solved, _energies(solved)
-    solved, energies = {}, {}
-    for site, seen in statistics:
-        if site.path in highest and site.kind == "experts":
-            solved[site.path] = solve(site, highest[site.path], NEAREST[solver], seen)
-        elif site.path in highest:
+
+    def _calibrated(self, highest: Mapping[str, int]) -> tuple[dict[str, Solved], dict[str, Tensor]]:
+        assert self.traced is not None
+        for site in self.selected:
+            # Checked here, before it spreads and the data is blamed.
+            if not site.matrices().isfinite().all():
+                raise ValueError(f"{site.path}: the weight holds values that are not finite")
+        needs = NEEDS[self.solver]
+        loss = (self.loss or default(self.model, self.batches, self.seed)) if "gradients" in needs else None
+        statistics = covariances(
+            self.model, self.traced, self.batches, loss=loss, memory=self.memory, spectra="cross" in needs,
+            dense=self.dense, progress=lambda share: self.progress("calibrating", share),
+        )  # fmt: skip
+        solved: dict[str, Solved] = {}
+        energies: dict[str, Tensor] = {}
+        for site, seen in statistics:
+            if site.path not in highest:
+                continue
+            if "cross" not in needs or site.kind == "experts":
+                by = NEAREST.get(self.solver, self.solver)
+                solved[site.path] = solve(site, highest[site.path], by, seen)
+                continue
             # Ranks are chosen by the dense inputs; factors come later, group by group.
-            energies[site.path] = spectrum_of(site, NEAREST[solver], seen)
-            if gradients is not None:
-                gradients.keep(site, seen)
-    return solved, energies | _energies(solved)
+            energies[site.path] = spectrum_of(site, NEAREST[self.solver], seen)
+            if self.gradients is not None:
+                self.gradients.keep(site, seen)
+        return solved, energies | _energies(solved)
+
+    def last(self, solved: dict[str, Solved], chosen: Mapping[str, int]) -> dict[str, Solved]:
+        """The factors at the chosen ranks, for solvers that could not have them before."""
+        if "cross" in NEEDS.get(self.solver, ()):
+            assert self.traced is not None
+            return sequential(
+                self.model, self.traced, chosen, self.batches, original=self.original, gradients=self.gradients,
+                dense=self.dense, solved=solved, memory=self.memory,
+                progress=lambda share: self.progress("factorising", share),
+            )  # fmt: skip
+        if self.solver not in SPECTRAL:
+            solved = {}
+            for index, (path, rank) in enumerate(chosen.items()):
+                solved[path] = solve(_site(self.selected, path), rank, self.solver, seed=self.seed + index)
+                self.progress("factorising", (index + 1) / len(chosen))
+        return solved
+
+
+def _reached(selected: Sequence[Site], traced: Trace, select: Select) -> tuple[list[Site], list[Site]]:
+    """The weights that the data reaches, and the others.
+
+    Raises:
+        ValueError: Some of these were selected.
+    """
+    unreached = traced.unreached
+    if unreached and select is not None:
+        raise ValueError(
+            f"the data does not reach {unreached[0].path!r}, one of {len(unreached)} such layers that are selected: "
+            "leave them out, or do without a selection, and they stay dense"
+        )
+    return [site for site in selected if site not in unreached], unreached
 
 
 def _energies(solved: Mapping[str, Solved]) -> dict[str, Tensor]:
@@ -246,37 +289,6 @@ def _ranks(
     layers = [Layer(site, energies.get(site.path, torch.zeros(1))) for site in selected]
     chosen = zip(selected, ranks(layers, budget, cost, multiple), strict=True)
     return {site.path: rank for site, rank in chosen if rank is not None}
-
-
-def _final(
-    model: nn.Module,
-    selected: Sequence[Site],
-    traced: Trace | None,
-    solved: dict[str, Solved],
-    chosen: Mapping[str, int],
-    solver: str,
-    batches: Sequence[Batch] | None,
-    original: Sequence[Batch] | None,
-    gradients: Gradients | None,
-    dense: DenseRows | None,
-    memory: float,
-    seed: int,
-    progress: Progress,
-) -> dict[str, Solved]:
-    """The factors at the chosen ranks, for solvers that could not have them before."""
-    if "cross" in NEEDS.get(solver, ()):
-        assert batches
-        assert traced is not None
-        return sequential(
-            model, traced, chosen, batches, original=original, gradients=gradients, dense=dense, solved=solved,
-            memory=memory, progress=lambda share: progress("factorising", share),
-        )  # fmt: skip
-    if solver not in SPECTRAL:
-        solved = {}
-        for index, (path, rank) in enumerate(chosen.items()):
-            solved[path] = solve(_site(selected, path), rank, solver, seed=seed + index)
-            progress("factorising", (index + 1) / len(chosen))
-    return solved
 
 
 def _site(selected: Iterable[Site], path: str) -> Site:

@@ -14,7 +14,8 @@ from greenformers.changes import Heal
 from greenformers.compress.job import Job
 from greenformers.compress.quality import judge
 from greenformers.compress.reading import read_parts
-from greenformers.compress.run import Unfinished, files_of
+from greenformers.compress.run import files_of
+from greenformers.compress.unfinished import Unfinished
 from greenformers.data._read_texts import read_texts
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts, batches, check_block

@@ -12,7 +12,8 @@ from greenformers.changes import Heal, Int8
 from greenformers.compress.job import Job
 from greenformers.compress.parts import parts_of
 from greenformers.compress.reading import apart, check_parts, cut_off, fitted, read_parts
-from greenformers.compress.run import Unfinished, files_of
+from greenformers.compress.run import files_of
+from greenformers.compress.unfinished import Unfinished
 from greenformers.data import _read_texts
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts

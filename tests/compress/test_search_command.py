@@ -16,8 +16,9 @@ from greenformers.changes._recipe import read_recipe
 from greenformers.checkpoint.structure import structure
 from greenformers.compress import comparison
 from greenformers.compress.job import Job
-from greenformers.compress.run import Unfinished, files_of
+from greenformers.compress.run import files_of
 from greenformers.compress.run import run as compress
+from greenformers.compress.unfinished import Unfinished
 from greenformers.search import in_full
 from greenformers.search import run as running
 from greenformers.search.bound import Bound

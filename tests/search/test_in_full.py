@@ -9,7 +9,7 @@ import pytest
 
 from greenformers.changes import Int8, Layers
 from greenformers.compress.job import Job
-from greenformers.compress.run import steps_of
+from greenformers.compress.unfinished import steps_of
 from greenformers.search import in_full
 from greenformers.search.bound import Bound
 from greenformers.search.in_full import InFull
