@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils.output_capturing import capture_outputs
@@ -14,153 +14,17 @@ from greenformers.attention import Attention
 from greenformers.attention._aligned import is_traced
 from greenformers.depth import Running
 from greenformers.feed_forward import FeedForward
-from greenformers.model.attention import CrossAttention, SelfAttention
-from greenformers.model.block import BlockLayer, Layer, feed, feed_forward_of, layer_of, number, places_of
+from greenformers.model.block import layer_of, number, places_of
 from greenformers.model.cache import length_of, make_room
 from greenformers.model.config import GreenformerConfig
+from greenformers.model.decoder_layer import decoder_layer_of
 from greenformers.model.embedding import Embedding, without_padding
 from greenformers.model.encoder import GreenformerPreTrainedModel, share
 from greenformers.model.memory import SegmentMemory
 from greenformers.model.norm import norm_of
 from greenformers.model.outputs import DecoderOutput
-from greenformers.model.packed import Lengths, is_one_text, packing
+from greenformers.model.packed import Lengths, Packing, is_one_text, packing
 from greenformers.model.stack import Ran, kept_by, mean_of, of_keys, rotation_of, run, through
-from greenformers.position import Rotation
-
-Block = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-"""Function from the input of a block of a layer to what is added to the residual stream, and a loss or None."""
-
-
-class DecoderLayer(Layer):
-    """Causal self-attention, attention to the encoder, feed-forward; each with its residual and layer norm."""
-
-    def __init__(self, config: GreenformerConfig, layer: int) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config, layer, causal=True, decoder=True)
-        if self.attention.mechanism.has_loss:
-            name = config.per_layer("decoder_attention")[layer]
-            raise ValueError(f"decoder_attention must have no loss of its own beside an encoder, {name} has one")
-        self.cross_attention = CrossAttention(config, layer)
-        self.feed_forward = feed_forward_of(config, layer + config.num_hidden_layers, causal=True)
-        self.attention_norm, self.cross_attention_norm = norm_of(config), norm_of(config)
-        self.feed_forward_norm = norm_of(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.pre_norm = self.needs_final_norm = config.resolved("residual") == "pre"
-
-    def forward(
-        self,
-        x: Float[Tensor, "B N d"],
-        encoder_output: Float[Tensor, "B M d"],
-        key_mask: Bool[Tensor, "B P"] | None = None,
-        encoder_mask: Bool[Tensor, "B M"] | None = None,
-        *,
-        past_key_values: EncoderDecoderCache | None = None,
-        rotation: Rotation | None = None,
-        pairs: Tensor | None = None,
-        attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
-        running: Running | None = None,
-    ) -> Float[Tensor, "B N d"] | tuple[Float[Tensor, "B N d"], Float[Tensor, ""]]:
-        """One layer (B, N, d) over the last N of P positions; `attentions` are lists for self- and cross-attention.
-
-        With `running`, outputs (b, S, d) of these positions only. In training it also returns the loss of a
-        feed-forward block that has one.
-        """
-        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        attention, cross = self.attention, self.cross_attention
-        if running is not None and attentions[0] is None and cross.mechanism.continues:
-            encoded = encoder_output, encoder_mask
-            return self._of_some(x, running, encoded, key_mask, past_key_values, rotation, pairs)
-        x, _ = self._residual(
-            x,
-            self.attention_norm,
-            lambda y: (
-                attention.output(
-                    attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs, attentions=attentions[0])[0]
-                ),
-                None,
-            ),
-        )
-        x, _ = self._residual(
-            x,
-            self.cross_attention_norm,
-            lambda y: (cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])), None),
-        )
-        x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask))
-        if running is not None:  # attention weights are those of all positions
-            x = running.take(x)
-        return x if loss is None else (x, loss)
-
-    def _of_some(
-        self,
-        x: Tensor,
-        running: Running,
-        encoded: tuple[Tensor, Tensor | None],
-        key_mask: Tensor | None,
-        cache: EncoderDecoderCache | None,
-        rotation: Rotation | None,
-        pairs: Tensor | None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """The layer at some positions; a mechanism that cannot take queries by themselves computes all of them."""
-        attention, cross = self.attention, self.cross_attention
-        own_cache = None if cache is None else cache.self_attention_cache
-        y = self.attention_norm(x) if self.pre_norm else x
-        if pairs is None and attention.picks_from(own_cache):
-            mixed = attention.mix_some(y, running, key_mask, own_cache, rotation)
-        else:
-            mixed = running.take(attention.mix(y, key_mask, own_cache, rotation=rotation, pairs=pairs)[0])
-        sources = running.rows // (len(x) // len(encoded[0]))
-        x = self._joined(running.take(x), attention.output(mixed), self.attention_norm)
-        if running.is_empty:
-            return x
-        x, _ = self._residual(
-            x, self.cross_attention_norm, lambda y: (cross.output(cross.mix(y, *encoded, cache, sources=sources)), None)
-        )
-        x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, running.mask))
-        return x if loss is None else (x, loss)
-
-    def _residual(self, x: Tensor, norm: nn.Module, block: Block) -> tuple[Tensor, Tensor | None]:
-        added, loss = block(norm(x) if self.pre_norm else x)
-        return self._joined(x, added, norm), loss
-
-    def _joined(self, x: Tensor, added: Tensor, norm: nn.Module) -> Tensor:
-        x = x + self.dropout(added)
-        return x if self.pre_norm else norm(x)
-
-
-class BlockDecoderLayer(BlockLayer):
-    """A layer of its own kind that attends the encoder output too, see `greenformers.blocks`."""
-
-    def __init__(self, config: GreenformerConfig, layer: int) -> None:
-        super().__init__(config, layer, causal=True, decoder=True)
-
-    def forward(  # type: ignore[override]
-        self,
-        x: Float[Tensor, "B N d"],
-        encoder_output: Float[Tensor, "b M d"],
-        key_mask: Bool[Tensor, "B P"] | None = None,
-        encoder_mask: Bool[Tensor, "b M"] | None = None,
-        *,
-        past_key_values: EncoderDecoderCache | None = None,
-        rotation: Rotation | None = None,
-        pairs: Tensor | None = None,
-        attentions: tuple[list[Tensor], list[Tensor]] | tuple[None, None] = (None, None),
-    ) -> Float[Tensor, "B N d"]:
-        """See `DecoderLayer.forward`.
-
-        Raises:
-            ValueError: A mask of queries and keys is given, or attention weights are asked for.
-        """
-        if pairs is not None or rotation is not None:
-            raise ValueError("a mask of queries and keys, and rotary positions, are for layers of attention")
-        if attentions[0] is not None:
-            raise ValueError("output_attentions is for layers of attention one after the other: it must be False here")
-        encoded = {"encoder_output": encoder_output, "encoder_mask": encoder_mask}
-        return super().forward(x, key_mask, past_key_values=past_key_values, **encoded)[0]
-
-
-def decoder_layer_of(config: GreenformerConfig, layer: int) -> DecoderLayer | BlockDecoderLayer:
-    """A layer of the decoder of an encoder-decoder: of the kind in the slot `block`, if that attends an encoder."""
-    return (BlockDecoderLayer if config.crosses_by_block else DecoderLayer)(config, layer)
 
 
 class GreenformerDecoder(GreenformerPreTrainedModel):
@@ -257,18 +121,10 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             ValueError: Input, masks and network do not fit each other, or the network cannot return what is asked for.
         """
         attentions, cross_attentions = self.attention_list(output_attentions), self.attention_list(output_attentions)
-        crossed = self.config.is_encoder_decoder
-        if crossed != (encoder_hidden_states is not None):
-            raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
-        if encoder_hidden_states is not None:
-            self._check_rows(input_ids if inputs_embeds is None else inputs_embeds, encoder_hidden_states)
-        if past_key_values is not None and not self.config.keeps_cache:
-            raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        if tokens is None:
-            raise ValueError("input_ids or inputs_embeds must be given, got neither")
-        packs, of_texts = None, Lengths.of(lengths)
-        if past_key_values is None and not crossed and memory is None:
+        crossed, caches, of_texts = self.config.is_encoder_decoder, past_key_values is not None, Lengths.of(lengths)
+        tokens = self._given(input_ids, inputs_embeds, encoder_hidden_states, caches)
+        packs = None
+        if not caches and not crossed and memory is None:
             packs = packing(tokens.shape[:2], attention_mask, position_ids, of_texts)
         elif lengths:
             raise ValueError(f"packed texts have no cache, memory or encoder: {', '.join(lengths)} must be None")
@@ -280,23 +136,11 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
             input_ids, inputs_embeds, token_type_ids = packs.all_unpacked(input_ids, inputs_embeds, token_type_ids)
             tokens = cast(Tensor, input_ids if inputs_embeds is None else inputs_embeds)
             attention_mask, position_ids = packs.mask(tokens.device), None
-        elif past_key_values is None and is_one_text(tokens.shape[:2], attention_mask, position_ids):
+        elif not caches and is_one_text(tokens.shape[:2], attention_mask, position_ids):
             position_ids = None  # as an incomplete batch of packed texts has them, for any kind of position
-        if past_key_values is None and use_cache and self.config.keeps_cache:
-            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache()) if crossed else DynamicCache()
-        if past_key_values is not None and not self.keeps_cache:
-            raise ValueError(
-                "feed_forward or attention reads whole sequences here, as a switch with a capacity and dacs with "
-                "look_ahead do, and keeps no cache: use_cache must be False"
-            )
-        if past_key_values is not None:
-            make_room(past_key_values, *self._places_in_cache)
-        past = 0 if past_key_values is None else length_of(past_key_values)
-        if cache_position is not None and cache_position.tolist() != list(range(past, past + tokens.shape[1])):
-            raise ValueError(
-                f"cache_position must be {past} to {past + tokens.shape[1] - 1}, as the cache says; "
-                f"got {cache_position.tolist()}"
-            )
+        cache = self._cache(past_key_values, bool(use_cache))
+        past = 0 if cache is None else length_of(cache)
+        _check_places(cache_position, past, tokens.shape[1])
         attention_mask, pairs = of_keys(attention_mask)
         key_mask, positions = self._places(attention_mask, tokens, past)
         if position_ids is not None:
@@ -312,24 +156,50 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         with self.kernels():
             if crossed:
                 encoded, lists = (encoder_hidden_states, encoder_mask), (attentions, cross_attentions)
-                ran = self._cross(x, encoded, key_mask, past_key_values, positions, pairs, lists, score)
+                ran = self._cross(x, encoded, key_mask, cache, positions, pairs, lists, score)
             else:
                 ran = run(
-                    self.layers, x, key_mask, past_key_values=past_key_values, memory=memory, positions=positions,
+                    self.layers, x, key_mask, past_key_values=cache, memory=memory, positions=positions,
                     pairs=pairs, attentions=attentions, last=last, depth=self.depth, score=score,
                 )  # fmt: skip
-        out = self.finish(ran.x, past_key_values=past_key_values if use_cache else None, loss=ran.loss)
+        out = self.finish(ran.x, past_key_values=cache if use_cache else None, loss=ran.loss)
         out.steps, out.exits = ran.steps, ran.exits
         if attentions is not None:
             out.attentions = tuple(attentions)
             out.cross_attentions = tuple(cast(list[Tensor], cross_attentions)) if crossed else None
         if packs is not None:
-            out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
-            out.steps = None if out.steps is None else packs.packed(out.steps)
-            if out.exits is not None:
-                out.exits = out.exits._replace(states=tuple(map(packs.packed, out.exits.states)))
-        out.memory = ran.memory if past_key_values is None else None
+            _pack(out, packs)
+        out.memory = ran.memory if cache is None else None
         return out
+
+    def _given(self, input_ids: Any, inputs_embeds: Any, encoder_output: Tensor | None, caches: bool) -> Tensor:
+        """The tokens or their embeddings; ValueError where what is given is not for this network."""
+        crossed = self.config.is_encoder_decoder
+        if crossed != (encoder_output is not None):
+            raise ValueError(f"encoder_hidden_states must {'' if crossed else 'not '}be given to this decoder")
+        tokens: Tensor | None = input_ids if inputs_embeds is None else inputs_embeds
+        if encoder_output is not None:
+            self._check_rows(tokens, encoder_output)
+        if caches and not self.config.keeps_cache:
+            raise ValueError(f"a network of {self.config.block} keeps no cache: use_cache must be False")
+        if tokens is None:
+            raise ValueError("input_ids or inputs_embeds must be given, got neither")
+        return tokens
+
+    def _cache(self, cache: Any, asked: bool) -> Any:
+        """The cache that is given, or a new one where one is asked for, with room for what comes; None without."""
+        if cache is None and asked and self.config.keeps_cache:
+            cache = DynamicCache()
+            cache = EncoderDecoderCache(cache, DynamicCache()) if self.config.is_encoder_decoder else cache
+        if cache is None:
+            return None
+        if not self.keeps_cache:
+            raise ValueError(
+                "feed_forward or attention reads whole sequences here, as a switch with a capacity and dacs with "
+                "look_ahead do, and keeps no cache: use_cache must be False"
+            )
+        make_room(cache, *self._places_in_cache)
+        return cache
 
     def _cross(
         self,
@@ -415,3 +285,19 @@ class GreenformerDecoder(GreenformerPreTrainedModel):
         if read and not is_traced(mask) and bool(key_mask.all()):
             return self._places(None, tokens, past)
         return key_mask, (key_mask.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
+
+
+def _check_places(cache_position: Tensor | None, past: int, length: int) -> None:
+    """Raise ValueError where places in the cache do not agree with the cache."""
+    if cache_position is not None and cache_position.tolist() != list(range(past, past + length)):
+        raise ValueError(
+            f"cache_position must be {past} to {past + length - 1}, as the cache says; got {cache_position.tolist()}"
+        )
+
+
+def _pack(out: DecoderOutput, packs: Packing) -> None:
+    """Put texts that were computed each in a row of its own into one row again."""
+    out.last_hidden_state = packs.packed(cast(Tensor, out.last_hidden_state))
+    out.steps = None if out.steps is None else packs.packed(out.steps)
+    if out.exits is not None:
+        out.exits = out.exits._replace(states=tuple(map(packs.packed, out.exits.states)))

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from greenformers.attention import Shape, attention_class, build, names
 from greenformers.model.attention import CrossAttention
-from greenformers.model.decoder import DecoderLayer
+from greenformers.model.decoder_layer import DecoderLayer
 
 B, W, N, M = 2, 3, 5, 11
 CLOSE = {"atol": 1e-11, "rtol": 1e-10}
