@@ -3,16 +3,17 @@
     python benchmarks/speech_digits.py [--quick] [--seeds 1] [--ways narrow] [--rates 0.5,1,2] [--runs FOLDER]
         [--json results/speech_digits.jsonl] [--picture docs/speech_losses.png]
 
-3,000 real clips of 6 speakers, joined to strings of 3 to 7 digits, new ones in every epoch. Test strings are of takes
-0 to 4, of which nothing is learnt; then, of dense and low-rank networks by Muon, once more with one speaker held out.
-A small network (front end of 8 channels, d 128, 2 + 4 layers), so that a training takes minutes. Beside low rank stand
+3,000 real clips of 6 speakers, joined to strings of 3 to 7 digits, new ones in every epoch. Test strings are of takes 0
+to 4, of which nothing is learnt; then, of dense and low-rank networks by Muon, once more with one speaker held out. A
+small network (front end of 8 channels, d 128, 2 + 4 layers), so that a training takes minutes. Beside low rank stand
 dense networks of smaller width with as many parameters (narrow) or FLOPs (narrow_flops) as rank 32, each trained by
 Muon and by AdamW. The learning rate of each is that of the grid with the least loss on the validation set, after a
-training with seed 0: AdamW's at 0.5, 1 and 2 times 1e-3, Muon's at five times these. Beam of 8, and greedy. Intervals
-of a seed are 95 %, by drawing test clips again, each with the characters that were wrong in its word; those of the mean
-over several seeds are of the differences, seed by seed. Time of training is that of all steps, from some of them of all
-networks by turns. Aim: at most 8 % of characters wrong with dense layers; bar: rank 32 at most 1 point worse than dense
-in no more time. Runs go on where they were stopped.
+training with seed 0: AdamW's at 0.5, 1 and 2 times 1e-3, Muon's at five times these. Searched for by the beam of 8 of
+the thesis, greedily, and as `greenformers speech transcribe` does, by decoder and CTC. Intervals of a seed are 95 %, by
+drawing test clips again, each with the characters that were wrong in its word; those of the mean over several seeds are
+of the differences, seed by seed. Time of training is that of all steps, from some of them of all networks by turns.
+Aim: at most 8 % of characters wrong with dense layers; bar: rank 32 at most 1 point worse than dense in no more time.
+Runs go on where they were stopped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,13 @@ SETTINGS = SpeechSettings(
 )  # fmt: skip
 QUICK: dict[str, Any] = {"channels": 2, "hidden": 32, "feed_forward": 32, "steps": 2, "evaluate_every": 2, "batch": 4}
 STRINGS, BATCH = 300, 20
-WIDTHS = (8, 1)
+SEARCHES = {
+    "beam of 8": Search(width=8, ctc_weight=0.0, length_power=0.0),
+    "greedy": Search(width=1, ctc_weight=0.0, length_power=0.0),
+    "joint": Search(),
+}
+"""The search of the thesis, by the decoder alone and without length normalisation; the same without beams; and that of
+`greenformers speech transcribe`, a beam of 8 by decoder and CTC."""
 LOST = 1.0
 
 Spoken = list[tuple[Tensor, str, list[int]]]
@@ -112,10 +119,10 @@ def main(run: Run) -> bool:
     records += tested(run, at, others, test_strings(given.data, HELD_OUT, strings), repeats)
     times = train_times(run, ran, setting)
     met = True
-    for width in WIDTHS:
-        values = {name: errors(records, name, width, plan.seeds) for name in ran.best}
-        records += means(run, "cer", values, setting | {"strings": strings, "width": width})
-        run.show(shown(ran, values, times, f"Characters wrong, %, mean of the seeds; {setting['test']}, width {width}"))
+    for search in SEARCHES:
+        values = {name: errors(records, name, search, plan.seeds) for name in ran.best}
+        records += means(run, "cer", values, setting | {"strings": strings, "search": search})
+        run.show(shown(ran, values, times, f"Characters wrong, %, mean of the seeds; {setting['test']}, {search}"))
         met &= bar(ran, "cer", values, times, LOW_RANK, LOST)
     run.write(replace(record, context=run.about) for record in [*records, *times.values(), *losses])
     if given.picture:
@@ -129,11 +136,9 @@ def main(run: Run) -> bool:
 def tested(
     run: Run, setting: dict[str, Any], trainings: dict[str, Trained], spoken: Spoken, repeats: int
 ) -> list[Record]:
-    """Columns of tables 4.2 and 4.3 of one seed, by beam and greedy."""
+    """Columns of tables 4.2 and 4.3 of one seed, by each search."""
     records: list[Record] = []
-    for width in WIDTHS:
-        # As in the thesis: by the decoder alone, and without length normalisation.
-        search = Search(width=width, ctc_weight=0.0, length_power=0.0)
+    for search in SEARCHES:
         own = judged(setting, {name: each.folder for name, each in trainings.items()}, spoken, search, repeats)
         printed = table(own)
         printed.title = ", ".join(f"{key} {value}" for key, value in own[0].setting.items())
@@ -151,12 +156,12 @@ def without(run: Run, own: Trained, folder: Path) -> Trained:
     return Trained(settings, place, scores["loss"])
 
 
-def errors(records: Sequence[Record], name: str, width: int, seeds: int) -> list[float]:
+def errors(records: Sequence[Record], name: str, search: str, seeds: int) -> list[float]:
     """Characters wrong on unseen takes, of every seed."""
     rates = {
         record.setting["seed"]: record.value
         for record in records
-        if (record.variant, record.metric, record.setting.get("width")) == (name, "cer", width)
+        if (record.variant, record.metric, record.setting.get("search")) == (name, "cer", search)
         and record.setting["test"] == "unseen takes"
         and "seed" in record.setting
     }
@@ -204,21 +209,19 @@ def by_clip(hypotheses: list[str], spoken: Spoken) -> tuple[Tensor, Tensor]:
     return torch.tensor([wrong.get(clip, 0) for clip in order]), torch.tensor([length[clip] for clip in order])
 
 
-def judged(
-    setting: dict[str, Any], runs: dict[str, Path], spoken: Spoken, search: Search, repeats: int
-) -> list[Record]:
+def judged(setting: dict[str, Any], runs: dict[str, Path], spoken: Spoken, search: str, repeats: int) -> list[Record]:
     """Columns of tables 4.2 and 4.3, for all variants of one seed and one way to search."""
-    recognisers = {name: Recogniser.load(run, search) for name, run in runs.items()}
+    recognisers = {name: Recogniser.load(run, SEARCHES[search]) for name, run in runs.items()}
     waveforms = [waveform for waveform, _, _ in spoken]
     times = generation_times(recognisers, waveforms[:TIMED], repeats)
     outcomes = []
     for name, recogniser in recognisers.items():
-        told = track(waveforms, f"{setting['test']}, {name}, width {search.width}")
+        told = track(waveforms, f"{setting['test']}, {name}, {search}")
         hypotheses = recognised(recogniser, told, batch=BATCH, progress=lambda _: None)
         wrong, lengths = by_clip(hypotheses, spoken)
         outcomes.append(Judged(name, recogniser, hypotheses, wrong))
     texts = [text for _, text, _ in spoken]
-    return list(columns(BENCHMARK.name, setting | {"width": search.width}, outcomes, texts, lengths, times))
+    return list(columns(BENCHMARK.name, setting | {"search": search}, outcomes, texts, lengths, times))
 
 
 def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
