@@ -23,7 +23,7 @@ def page_reuse() -> Iterator[None]:
     steps of translation would take 0.89 of their time and up to 1.4 times the memory, as pieces remain between them.
     Such pieces remain in any case where each step has other shapes: speech takes 1.2 times the memory after 70 steps,
     1.0 times after 500, by when glibc by itself has as many, 2.3 GiB of them and tensors. With all tensors from 4 MiB
-    on apart, as by MALLOC_MMAP_THRESHOLD_=4194304, it takes 1.0 GiB, and a fifth more time.
+    on apart, as by MALLOC_MMAP_THRESHOLD_=4194304, it takes 1.2 GiB, and a fifth more time.
 
     Nothing is done where the C library is another, or its environment variables say what it is to do.
     """

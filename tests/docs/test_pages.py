@@ -188,3 +188,8 @@ def test_make_has_the_targets_that_pages_name() -> None:
         target for page in PAGES for target in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named <= targets
+
+
+def test_no_page_has_the_name_of_one_that_the_site_makes() -> None:
+    """Sphinx writes its page to search for words, and its indices, over ours."""
+    assert {page.stem for page in PAGES if page.parent.name == "docs"}.isdisjoint({"search", "genindex", "py-modindex"})
