@@ -227,9 +227,10 @@ class _Work:
             if not site.matrices().isfinite().all():
                 raise ValueError(f"{site.path}: the weight holds values that are not finite")
         needs = NEEDS[self.solver]
-        loss = (self.loss or default(self.model, self.batches, self.seed)) if "gradients" in needs else None
+        loss = (self.loss or default(self.model, self.original, self.seed)) if "gradients" in needs else None
+        # What is measured of the dense network is so on inputs that nothing has changed.
         statistics = covariances(
-            self.model, self.traced, self.batches, loss=loss, memory=self.memory, spectra="cross" in needs,
+            self.model, self.traced, self.original, loss=loss, memory=self.memory, spectra="cross" in needs,
             dense=self.dense, progress=lambda share: self.progress("calibrating", share),
         )  # fmt: skip
         solved: dict[str, Solved] = {}
