@@ -27,9 +27,9 @@ from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record
 from greenformers.train.bf16 import products
 from greenformers.train.callbacks import DivergedError, better
-from greenformers.train.fit import MUON
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.run import ensure
+from greenformers.train.schedule import MUON
 from greenformers.train.settings import Training
 from greenformers.train.task import Task
 

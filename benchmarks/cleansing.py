@@ -37,7 +37,7 @@ from greenformers.measure.quality import correct, paired_difference, predict
 from greenformers.measure.record import Record
 from greenformers.train.classification import TextClassification
 from greenformers.train.cleanse import watch, watch_held_out
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 from greenformers.train.stream import Numbered
 
 NOISE, FOLDS, LENGTH, EPOCHS, BATCH, RATE = 0.05, 3, 64, 3, 32, 5e-5

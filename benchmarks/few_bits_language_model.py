@@ -40,7 +40,7 @@ from greenformers.changes._coded import opened
 from greenformers.data import Text, tinyshakespeare, train_tokenizer, wikitext2
 from greenformers.measure.parameters import bytes_of
 from greenformers.measure.record import Record
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 
 BLOCKS, HELD, PIECES, RISE = 128, 256, 8192, 0.45
 LAYERS = "layers alone"

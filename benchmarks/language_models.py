@@ -26,8 +26,8 @@ from greenformers.measure.record import Record
 from greenformers.report.curves import save
 from greenformers.report.loss_curves import loss_curves, losses
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule
 from greenformers.train.masked_lm import MaskedLM
+from greenformers.train.schedule import Schedule
 from greenformers.train.text import LanguageModelling
 
 BASELINE = "full"

@@ -28,7 +28,7 @@ from greenformers.changes import Sparse
 from greenformers.data import train_tokenizer
 from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import Record
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 
 BLOCKS, RESAMPLES = 128, 2000
 CELLS = [(keep, "any") for keep in (0.7, 0.5, 0.3)] + [(0.5, "2:4")]

@@ -15,7 +15,7 @@ from _harness import KNOWN, REFERENCE, SEED, Benchmark, Option, Run, data, fitte
 from rich.table import Table
 
 from greenformers.measure.record import Record
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings
 
 VARIANTS = ("transformer", "star", "bp", "isab")

@@ -35,7 +35,8 @@ from greenformers.data.tinyshakespeare import load
 from greenformers.measure.record import Record, with_ratios
 from greenformers.report.table import tables
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
+from greenformers.train.schedule import Schedule
 
 ATTENTION, LAYERS, LENGTH = "linear_transformer", 4, 256
 TRAINING = Schedule(steps=2500, batch_size=16, learning_rate=2e-3, evaluate_every=500, log_every=100, save_every=100)

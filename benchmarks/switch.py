@@ -28,7 +28,7 @@ from greenformers.data import load as load_data
 from greenformers.feed_forward import FeedForward, Size, build
 from greenformers.measure.record import Record
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 from greenformers.train.stream import Stream
 
 DATA, LENGTH = "tinyshakespeare", 256

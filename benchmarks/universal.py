@@ -32,7 +32,7 @@ from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record
 from greenformers.model import GreenformerConfig, GreenformerForCausalLM
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 
 DATA, LENGTH = "tinyshakespeare", 128
 HIDDEN, HEADS, FEED_FORWARD, MOST = 64, 4, 256, 8

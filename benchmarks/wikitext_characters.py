@@ -48,7 +48,7 @@ from greenformers.measure.quality import evaluating
 from greenformers.measure.record import Record
 from greenformers.model.memory import SegmentMemory
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 from greenformers.train.text import encoded, mean_loss
 
 LENGTH, BATCH, STEPS = 256, 8, 700

@@ -25,9 +25,10 @@ from greenformers.model.block import layer_of
 from greenformers.model.stack import run
 from greenformers.model.variant import control, slots
 from greenformers.train.classification import ImageClassification
-from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.fit import History, fit
 from greenformers.train.low_rank import check, is_low_rank
 from greenformers.train.run import Stopped
+from greenformers.train.schedule import Schedule
 
 Progress = Callable[[str, float], None]
 

@@ -24,9 +24,10 @@ from greenformers.data._rows import SOUND, Batches, Rows
 from greenformers.train.bf16 import EIGHTS, Precision
 from greenformers.train.callbacks import DivergedError
 from greenformers.train.checkpoint import newest_finite
-from greenformers.train.fit import History, Schedule, fit
+from greenformers.train.fit import History, fit
 from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.processes import alone, first_before_others
+from greenformers.train.schedule import Schedule
 from greenformers.train.shard import is_sharded
 from greenformers.train.state import put_weights
 from greenformers.train.state import weights as whole_weights

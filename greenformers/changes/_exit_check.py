@@ -19,7 +19,7 @@ from greenformers.data._rows import Rows
 from greenformers.data._tasks import kind_of_input, task_of
 from greenformers.measure.quality import evaluating
 from greenformers.solve.coupled import exact
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 
 TASKS = ("encoder", "masked_lm", "classifier")
 

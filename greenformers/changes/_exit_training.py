@@ -33,8 +33,9 @@ from greenformers.changes._exits import EarlyExits
 from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import Batches, Rows
 from greenformers.measure.quality import evaluating
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.objective import Batch
+from greenformers.train.schedule import Schedule
 
 HELD, MOST_HELD = 4, 2000
 """One text in so many chooses the threshold and is not learnt from, and no more than so many."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from greenformers.changes._exit_training import Outcomes
     from greenformers.changes._exits import EarlyExits
-    from greenformers.train.fit import Schedule
+    from greenformers.train.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Exits(Change):
 
     def schedule(self, seed: int) -> "Schedule":
         """The schedule of training."""
-        from greenformers.train.fit import Schedule
+        from greenformers.train.schedule import Schedule
 
         every = max(1, self.steps // 10)
         return Schedule(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from greenformers.changes._distillation import Distillation
-    from greenformers.train.fit import Schedule
+    from greenformers.train.schedule import Schedule
 
 
 ANEW = 1e-3
@@ -342,7 +342,7 @@ class Heal(Change):
 
     def schedule(self, seed: int) -> "Schedule":
         """The schedule of training."""
-        from greenformers.train.fit import Schedule
+        from greenformers.train.schedule import Schedule
 
         every = max(self.steps // 10, min(OFTEN, self.steps))
         judged = every if self.patience is not None else max(every, min(JUDGED, self.steps))

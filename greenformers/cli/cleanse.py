@@ -72,7 +72,7 @@ def cleanse(
     from greenformers.measure.label_errors import SCORES, estimated_errors, suspicion
     from greenformers.model.positions import reach
     from greenformers.train.cleanse import watch, watch_held_out
-    from greenformers.train.fit import Schedule
+    from greenformers.train.schedule import Schedule
 
     terminal.quiet()
     console = terminal.console()

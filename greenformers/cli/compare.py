@@ -76,7 +76,7 @@ def compare(
     from greenformers.measure.record import append, context
     from greenformers.report.page import write
     from greenformers.report.table import tables
-    from greenformers.train.fit import Schedule
+    from greenformers.train.schedule import Schedule
 
     terminal.quiet()
     console = terminal.console()

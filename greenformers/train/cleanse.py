@@ -23,8 +23,9 @@ from greenformers.data import Examples, Labelled
 from greenformers.measure.label_errors import Observed
 from greenformers.measure.quality import accuracy, evaluating
 from greenformers.train.classification import TextClassification
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.run import Stopped
+from greenformers.train.schedule import Schedule
 from greenformers.train.stream import Numbered, generator
 
 

@@ -13,9 +13,10 @@ from greenformers.measure.quality import NotANumberError
 from greenformers.model.loss import IGNORED
 from greenformers.train import checkpoint, state
 from greenformers.train.callbacks import Finite, Interruption, Pace, Reseed, Update, Watch, diverged
-from greenformers.train.fit import History, Schedule, trainer_arguments
+from greenformers.train.fit import History, trainer_arguments
 from greenformers.train.objective import Batch, Objective
 from greenformers.train.pipeline import Pipeline
+from greenformers.train.schedule import Schedule
 from greenformers.train.stream import Stream
 
 

@@ -20,9 +20,9 @@ from greenformers.feed_forward import FeedForward
 from greenformers.model._transformers import parameters_outside
 from greenformers.model.embedding import counted
 from greenformers.model.stack import run
-from greenformers.train.fit import Schedule
 from greenformers.train.objective import Batch
 from greenformers.train.rates import learning_rates
+from greenformers.train.schedule import Schedule
 
 
 class Stage(nn.Module):

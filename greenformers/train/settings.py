@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
-    from greenformers.train.fit import Schedule
     from greenformers.train.lottery import Lottery
+    from greenformers.train.schedule import Schedule
     from greenformers.train.task import Start, Task
 
 S = TypeVar("S", bound="Training")
@@ -177,7 +177,7 @@ class Training:
         Raises:
             ValueError: A setting is out of range.
         """
-        from greenformers.train.fit import Schedule
+        from greenformers.train.schedule import Schedule
 
         names = {entry.name for entry in fields(Schedule)} - {"batch_size"}
         given = {name: value for name, value in asdict(self).items() if name in names}

@@ -14,7 +14,7 @@ from greenformers.measure.label_errors import precision_at, suspicion
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification, GreenformerModel
 from greenformers.train.classification import TextClassification
 from greenformers.train.cleanse import classifier_from, watch, watch_held_out
-from greenformers.train.fit import Schedule
+from greenformers.train.schedule import Schedule
 
 BERT = BertConfig(
     vocab_size=13, hidden_size=24, num_hidden_layers=1, intermediate_size=20, num_attention_heads=2

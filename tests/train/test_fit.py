@@ -22,9 +22,10 @@ from greenformers.train import run
 from greenformers.train.callbacks import DivergedError, Update
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
-from greenformers.train.fit import History, Schedule, _has_idle_parameters, fit, per_process
+from greenformers.train.fit import History, _has_idle_parameters, fit, per_process
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings
 from greenformers.train.shard import ASKED, is_sharded
 from greenformers.train.state import OPTIMIZER, load_optimizer

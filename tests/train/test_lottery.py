@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from greenformers.cli import application
 from greenformers.train import checkpoint, run
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.lottery import Lottery, Masked, dropped, everything, linear_weights
+from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings
 from greenformers.train.state import optimizer_state, weights
 

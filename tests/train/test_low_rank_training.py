@@ -21,8 +21,9 @@ from greenformers.train import callbacks, run
 from greenformers.train import fit as fit_module
 from greenformers.train.callbacks import ProductDecay
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import OPTIMIZERS, History, Schedule, fit
+from greenformers.train.fit import History, fit
 from greenformers.train.low_rank import WAYS, begin_spectral, carried, check, decay_products, factors, nearest
+from greenformers.train.schedule import OPTIMIZERS, Schedule
 from greenformers.train.settings import Settings
 from greenformers.train.state import MODEL, OPTIMIZER
 from greenformers.train.stream import generator

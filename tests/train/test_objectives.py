@@ -11,9 +11,9 @@ from tiny import SIZES, TEXT, batches, build, by_hand, characters
 from greenformers.data import Document, Examples, Labelled, Pairs, Summaries, Text, load
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
-from greenformers.train.fit import Schedule
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.schedule import Schedule
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.stream import generator
 from greenformers.train.task import objective_name, texts_of

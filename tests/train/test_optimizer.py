@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from greenformers.train import run
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.fit import OPTIMIZERS, Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.optimizer import ITERATIONS, QUINTIC, Muon, is_matrix, muon_and_adamw, orthogonalised
+from greenformers.train.schedule import OPTIMIZERS, Schedule
 from greenformers.train.settings import Settings
 
 RATES = {"muon_rate": 0.1, "learning_rate": 0.01, "weight_decay": 0.0}

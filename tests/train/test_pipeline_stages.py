@@ -12,8 +12,8 @@ from greenformers.model import (
     GreenformerForSeq2SeqLM,
     GreenformerForSequenceClassification,
 )
-from greenformers.train.fit import Schedule
 from greenformers.train.pipeline import Stage, checked
+from greenformers.train.schedule import Schedule
 
 V, N, B, LAYERS = 23, 7, 6, 3
 SIZES = {

@@ -10,9 +10,10 @@ from transformers import TrainerCallback
 from greenformers.data import Examples, Labelled, Pairs, Text, load_images, train_tokenizer
 from greenformers.train.causal_lm import CausalLM
 from greenformers.train.classification import ImageClassification, TextClassification
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.masked_lm import MaskedLM
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
+from greenformers.train.schedule import Schedule
 from greenformers.train.seq2seq import Seq2Seq
 
 QUIET = Console(quiet=True)

@@ -15,8 +15,9 @@ from greenformers.model import GreenformerForCausalLM
 from greenformers.model.memory import SegmentMemory
 from greenformers.train import run
 from greenformers.train.evaluate import written
-from greenformers.train.fit import Schedule, fit
+from greenformers.train.fit import fit
 from greenformers.train.generation import Writing, continuations
+from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings
 from greenformers.train.stream import Stream
 from greenformers.train.text import mean_loss

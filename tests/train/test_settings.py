@@ -8,8 +8,8 @@ import pytest
 from tiny import verses
 
 from greenformers import attention
-from greenformers.train.fit import Schedule
 from greenformers.train.save import check_new
+from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings, value_of
 from greenformers.train.settings_file import read
 
