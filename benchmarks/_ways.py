@@ -321,7 +321,10 @@ def _optimizer(model: nn.Module, settings: Training) -> Optimizer:
     if settings.muon_rate is None:
         return AdamW(model.parameters(), lr=STILL, weight_decay=settings.weight_decay, fused=True)
     decayed = {name for name, _ in model.named_parameters()}
-    return muon_and_adamw(model, decayed, muon_rate=STILL, learning_rate=STILL, weight_decay=settings.weight_decay)
+    return muon_and_adamw(
+        model, decayed, muon_rate=STILL, learning_rate=STILL, weight_decay=settings.weight_decay,
+        bf16=settings.schedule.precision == "bf16",
+    )  # fmt: skip
 
 
 def bar(

@@ -12,26 +12,34 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from greenformers.train.bf16 import quickest
+
 MOMENTUM = 0.95
 QUINTIC, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 """Coefficients of Newton-Schulz: five steps make singular values of about 0.7 to 1.2 of all but the least."""
 LEAST, LONG = 64, 3
 """Rows of a matrix, and columns in units of its rows, from which on polynomials of its Gram matrix are quicker."""
+LARGE = 256
+"""Rows and columns of a matrix from which on a CPU with instructions for bfloat16 is quicker in it than in float32."""
 
 
 class Muon(Optimizer):
     """Orthogonalised momentum for matrices, by torch.optim.Muon's formula and scale.
 
     That one computes in bfloat16, which a CPU without instructions for it emulates: for a matrix of 512 x 128 20 times
-    as long as float32 takes there, and longer than the rest of a step. Here it is bfloat16 on GPUs alone.
+    as long as float32 takes there, and longer than the rest of a step. Here it is bfloat16 on GPUs, and where it is
+    asked for, for matrices of at least `LARGE` rows and columns: on a CPU with instructions for it half to a sixth of
+    the time.
 
     Args:
         groups: Groups of matrices.
         lr: Highest learning rate.
+        bf16: Whether a CPU computes in bfloat16 too.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], lr: float, *, bf16: bool = False) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
+        self._bf16 = bf16
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -43,18 +51,24 @@ class Muon(Optimizer):
                     continue
                 momentum = self.state[matrix].setdefault("momentum_buffer", torch.zeros_like(matrix))
                 momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-                direction = orthogonalised(matrix.grad.lerp(momentum, MOMENTUM))  # as Nesterov's
+                direction = orthogonalised(matrix.grad.lerp(momentum, MOMENTUM), bf16=self._bf16)  # as Nesterov's
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])
                 matrix.sub_(direction, alpha=group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
 
 
-def orthogonalised(matrix: Tensor) -> Tensor:
-    """About U V^T of a matrix U S V^T, by Newton-Schulz: X <- a X + (b X X^T + c (X X^T)^2) X."""
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
+def orthogonalised(matrix: Tensor, *, bf16: bool = False) -> Tensor:
+    """About U V^T of a matrix U S V^T, by Newton-Schulz: X <- a X + (b X X^T + c (X X^T)^2) X.
+
+    Args:
+        matrix: The matrix.
+        bf16: Whether a large matrix is computed in bfloat16 on a CPU; on a GPU all are.
+    """
+    half = matrix.is_cuda or (bf16 and min(matrix.shape) >= LARGE)
+    x = matrix.bfloat16() if half else matrix
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / x.norm().clamp(min=1e-7)
     # Polynomials of X X^T take more digits than bfloat16 has, and pay where they are much smaller than X.
-    long = not x.is_cuda and x.shape[0] >= LEAST and x.shape[1] >= LONG * x.shape[0]
+    long = not half and x.shape[0] >= LEAST and x.shape[1] >= LONG * x.shape[0]
     x = _by_gram(x) if long else _by_matrix(x)
     return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
 
@@ -120,7 +134,13 @@ class MuonAndAdamW(Optimizer):
 
 
 def muon_and_adamw(
-    model: nn.Module, decayed: set[str], *, muon_rate: float, learning_rate: float, weight_decay: float
+    model: nn.Module,
+    decayed: set[str],
+    *,
+    muon_rate: float,
+    learning_rate: float,
+    weight_decay: float,
+    bf16: bool = False,
 ) -> MuonAndAdamW:
     """The optimiser of a model.
 
@@ -130,6 +150,7 @@ def muon_and_adamw(
         muon_rate: Highest learning rate of Muon.
         learning_rate: Highest learning rate of AdamW.
         weight_decay: Weight decay of both.
+        bf16: Whether the model is trained in bfloat16: a CPU with instructions for it computes Muon's steps in it too.
 
     Raises:
         ValueError: There is no matrix inside a layer.
@@ -144,7 +165,7 @@ def muon_and_adamw(
 
     rest = named.keys() - matrices
     groups = [group(rest & decayed, weight_decay), group(rest - decayed, 0.0)]
-    muon = Muon([group(matrices, weight_decay)], lr=muon_rate)
+    muon = Muon([group(matrices, weight_decay)], lr=muon_rate, bf16=bf16 and quickest() == "bf16")
     return MuonAndAdamW(muon, AdamW(groups, lr=learning_rate, fused=True))
 
 

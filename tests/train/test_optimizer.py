@@ -1,5 +1,6 @@
 """Muon for the matrices inside layers: beside its formula by a singular value decomposition, and AdamW for the rest."""
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,52 @@ def test_polynomials_of_the_gram_matrix_are_newton_schulz(shape: tuple[int, int]
     for _ in range(ITERATIONS):
         x = a * x + b * (x @ x.T @ x) + c * (x @ x.T @ x @ x.T @ x)
     torch.testing.assert_close(orthogonalised(matrix).double(), x, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (256, 320), (320, 256)])
+def test_large_matrices_are_computed_in_bfloat16_where_asked(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    exact, half = orthogonalised(matrix), orthogonalised(matrix, bf16=True)
+    assert half.dtype == torch.float32
+    assert 0 < (half - exact).norm() < 0.03 * exact.norm()
+    small = matrix[:255]
+    assert torch.equal(orthogonalised(small, bf16=True), orthogonalised(small))
+
+
+def test_bfloat16_is_for_processors_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(256, 256)])
+    given = {"muon_rate": 0.1, "learning_rate": 0.0, "weight_decay": 0.0}
+    gradient = torch.randn(256, 256)
+    weights = {}
+    for precision in ("fp32", "bf16"):
+        monkeypatch.setattr("greenformers.train.optimizer.quickest", lambda own=precision: own)
+        for asked in (False, True):
+            net = copy.deepcopy(model)
+            matrix = net.get_parameter("0.weight")
+            matrix.grad = gradient.clone()
+            muon_and_adamw(net, set(), **given, bf16=asked).step()
+            weights[precision, asked] = matrix.detach()
+    assert torch.equal(weights["fp32", False], weights["fp32", True])
+    assert torch.equal(weights["fp32", False], weights["bf16", False])
+    assert not torch.equal(weights["bf16", False], weights["bf16", True])
+
+
+def test_a_run_in_bf16_has_an_optimiser_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spied(*args: Any, bf16: bool, **given: Any) -> Any:
+        asked.append(bf16)
+        return muon_and_adamw(*args, **given)
+
+    monkeypatch.setattr("greenformers.train.trainer.muon_and_adamw", spied)
+    for precision in ("fp32", "bf16"):
+        task = CausalLM(TEXT, characters(), 16)
+        schedule = Schedule(steps=1, batch_size=2, optimizer="muon", precision=precision)
+        model = task.build(task.config(**SIZES))
+        fit(model, task, schedule, label="", console=QUIET, folder=tmp_path / precision)
+    assert asked == [False, True]
 
 
 def test_a_state_that_is_loaded_is_used() -> None:
