@@ -114,7 +114,8 @@ def heal(
         replace=replace,
         precision=precision,
     )
-    if precision == "bf16" and next(model.parameters()).device.type == "cpu":
+    examples.bf16 = precision == "bf16"
+    if examples.bf16 and next(model.parameters()).device.type == "cpu":
         examples.multiple = EIGHTS
     # What is sharded is a copy.
     before = {} if sharded else {name: x.clone() for name, x in model.state_dict().items()}

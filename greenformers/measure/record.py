@@ -104,6 +104,7 @@ METRICS: dict[str, Metric] = {
     "at_all_layers": Metric("Positions at all layers", "%"),
     "cosine": Metric("Cosine to dense", "", False),
     "relative_error": Metric("Relative error", ""),
+    "distance": Metric("Distance to the original's states", ""),
     "cumulative_spectrum": Metric("Cumulative spectrum", "", False),
     "suggested_k": Metric("Suggested k", ""),
     "effective_context": Metric("Relative effective context", "tokens", False),

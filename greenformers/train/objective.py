@@ -25,6 +25,7 @@ class Objective(ABC):
         in_order: Whether examples are taken in their order, each row of a batch going on where it ended in the batch
             before, as a segment memory needs it.
         partial: Whether parts of a model may have no gradient in a step, which several processes must agree on.
+        bf16: Whether a model computes its products in bfloat16 of itself, where the schedule does not ask for it.
     """
 
     metric: str
@@ -33,6 +34,7 @@ class Objective(ABC):
     memory: int = 0
     in_order: bool = False
     partial: ClassVar[bool] = False
+    bf16: bool = False
 
     @abstractmethod
     def size(self, split: str) -> int:

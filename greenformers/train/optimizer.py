@@ -19,7 +19,7 @@ QUINTIC, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 """Coefficients of Newton-Schulz: five steps make singular values of about 0.7 to 1.2 of all but the least."""
 LEAST, LONG = 64, 3
 """Rows of a matrix, and columns in units of its rows, from which on polynomials of its Gram matrix are quicker."""
-LARGE = 256
+LARGE = 192
 """Rows and columns of a matrix from which on a CPU with instructions for bfloat16 is quicker in it than in float32."""
 
 
@@ -28,8 +28,8 @@ class Muon(Optimizer):
 
     That one computes in bfloat16, which a CPU without instructions for it emulates: for a matrix of 512 x 128 20 times
     as long as float32 takes there, and longer than the rest of a step. Here it is bfloat16 on GPUs, and where it is
-    asked for, for matrices of at least `LARGE` rows and columns: on a CPU with instructions for it half to a sixth of
-    the time.
+    asked for, for matrices of at least `LARGE` rows and columns: on a CPU with instructions for it a quarter to two
+    thirds of the time.
 
     Args:
         groups: Groups of matrices.

@@ -100,7 +100,7 @@ class ResumableTrainer(Trainer):
         self.optimizer = muon_and_adamw(
             model, set(self.get_decay_parameter_names(model)), muon_rate=self._muon_rate,
             learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay,
-            bf16=self.args.bf16,
+            bf16=self.args.bf16 or self._objective.bf16,
         )  # fmt: skip
         return self.optimizer
 

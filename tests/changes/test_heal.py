@@ -26,6 +26,7 @@ from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
 from greenformers.solve.factorise import factorise
 from greenformers.train.checkpoint import newest_finite, write
+from greenformers.train.optimizer import muon_and_adamw
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 
@@ -71,6 +72,20 @@ def test_by_muon_other_weights_are_learnt():
     reports = [change.apply(x, given(original)) for change, x in ((HEALING, small), (MUON, other))]
     assert not torch.equal(*(x.encoder.layer[0].intermediate.dense.weight for x in (small, other)))
     assert all(" steps of 16 examples, distance " in report.summary for report in reports)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_muon_computes_in_the_precision_of_healing(monkeypatch, precision):
+    asked = []
+
+    def spied(*args, bf16, **given):
+        asked.append(bf16)
+        return muon_and_adamw(*args, **given)
+
+    monkeypatch.setattr("greenformers.train.trainer.muon_and_adamw", spied)
+    small, original = pair()
+    replace(MUON, steps=1, precision=precision).apply(small, given(original))
+    assert asked == [precision == "bf16"]
 
 
 @pytest.mark.parametrize("cls", [BertModel, BertForSequenceClassification])

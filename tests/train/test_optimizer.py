@@ -100,7 +100,7 @@ def test_large_matrices_are_computed_in_bfloat16_where_asked(shape: tuple[int, i
     exact, half = orthogonalised(matrix), orthogonalised(matrix, bf16=True)
     assert half.dtype == torch.float32
     assert 0 < (half - exact).norm() < 0.03 * exact.norm()
-    small = matrix[:255]
+    small = matrix[:191]
     assert torch.equal(orthogonalised(small, bf16=True), orthogonalised(small))
 
 
