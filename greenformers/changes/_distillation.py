@@ -1,51 +1,29 @@
-"""Healing: distillation of the original into the smaller network on unlabelled examples; losses in `_student`."""
+"""The examples of a distillation, some of them held out, and what the teacher gave to them."""
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
-from transformers import (
-    PreTrainedModel,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel
 
-from greenformers.changes._recorded import recordable
-from greenformers.changes._student import ATTENDING, Student
+from greenformers.changes._student import Student
 from greenformers.changes._teacher_cache import Ask, Asked, TeacherCache, digest
 from greenformers.data._rows import SOUND, Batches, Rows
-from greenformers.train.bf16 import EIGHTS, Precision
-from greenformers.train.callbacks import DivergedError
-from greenformers.train.checkpoint import newest_finite
-from greenformers.train.fit import History, fit
+from greenformers.train.bf16 import Precision
 from greenformers.train.objective import Batch, Example, Objective
-from greenformers.train.processes import alone, first_before_others
+from greenformers.train.processes import first_before_others
 from greenformers.train.schedule import Schedule
-from greenformers.train.shard import is_sharded
-from greenformers.train.state import put_weights
-from greenformers.train.state import weights as whole_weights
 from greenformers.train.stream import Stream
-
-DROPS, CUTS = "drop", ("apply_spec_augment",)
-"""What the names of options of modules and configurations hold that leave out values or layers in training, and options
-that cut out parts of a recording."""
-
-DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
-
-WIDENED, BATCH = 256, 16
-"""Examples by which the matrices of a narrower student are made, and how many of them are run at once."""
 
 HELD_BYTES = 2**30
 """Most bytes of what a teacher gave that are held in memory."""
 
 _NONE = torch.Generator()
+
+BATCH = 16
+"""Examples of which the teacher is asked at once."""
 
 AT_ONCE = 64
 """Examples that are judged at once."""
@@ -53,190 +31,6 @@ AT_ONCE = 64
 VALID, HELD = 20, 256
 """One example in so many is held out, and no more than so many; on these the loss is evaluated, by which healing may
 end early: of more it would be known no better, and take longer than the training."""
-
-
-def heal(
-    model: PreTrainedModel,
-    original: PreTrainedModel,
-    examples: "Distillation",
-    schedule: Schedule,
-    *,
-    weights: Mapping[str, float] | None = None,
-    temperature: float = 2.0,
-    layer_map: Sequence[int] | None = None,
-    cache: Path | None = None,
-    taught: dict[Hashable, Any] | None = None,
-    folder: Path | None = None,
-    resume: bool = False,
-    progress: Callable[[str, float], None] = lambda *_: None,
-    callbacks: Sequence[TrainerCallback] = (),
-    better: bool = True,
-    replace: Callable[[Batch], Batch] | None = None,
-    precision: Precision = "fp32",
-) -> History:
-    """Train a compressed network, the student, in place to give the outputs of its teacher.
-
-    Args:
-        model: The student.
-        original: The teacher: the network before compression, or any other with the same inputs and outputs. It is not
-            changed.
-        examples: Examples that both read.
-        schedule: Number of steps, batch size and learning rate.
-        weights: Weights of the parts of the loss, by name; by default those of `WEIGHTS` for the task of the model.
-        temperature: Temperature T of the logits.
-        layer_map: The teacher's layer for each of the student's, that of its embedding first; -1 for none.
-        cache: Folder that keeps what the teacher gives, which is asked once for each example; by default it is asked at
-            each step.
-        taught: What the teacher gave to the same examples in trainings before, which is used and added to where one
-            vector of each example is all that is learned from.
-        folder: Folder for checkpoints; without it none are written.
-        resume: Continue from the newest checkpoint of the folder.
-        progress: Function that is called as work goes on.
-        callbacks: Further callbacks of the Trainer.
-        better: Put all weights back as they were where the loss is higher in the end than it was before.
-        replace: Function that makes another batch of one that is learned from.
-        precision: Precision of the products of matrices of both networks.
-
-    Returns:
-        The log of training; "eval_distance" is the loss on the examples that are held out.
-
-    Raises:
-        ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
-    """
-    sharded = is_sharded(schedule.shard)
-    student = Student(
-        copy.deepcopy(model) if sharded else model,  # what is sharded once does not become whole again
-        original,
-        weights,
-        temperature,
-        layer_map=layer_map,
-        seen=examples.batches(WIDENED, BATCH),
-        replace=replace,
-        precision=precision,
-    )
-    examples.bf16 = precision == "bf16"
-    if examples.bf16 and next(model.parameters()).device.type == "cpu":
-        examples.multiple = EIGHTS
-    # What is sharded is a copy.
-    before = {} if sharded else {name: x.clone() for name, x in model.state_dict().items()}
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        with in_full(model), attending(student):
-            if cache is not None:
-                examples.remember(student, cache, lambda share: progress("asking the teacher", share))
-            elif replace is None and alone():
-                examples.ask_once(student, schedule, taught)
-            start = examples.evaluate(student, "valid", schedule.batch_size)["distance"]
-            history = fit(
-                student,  # type: ignore[arg-type]  # the Trainer takes any module
-                examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
-                callbacks=(_Progress(progress), *callbacks),
-            )  # fmt: skip
-    except BaseException as error:
-        model.load_state_dict(before, strict=not sharded)
-        for part, mode in modes:
-            part.training = mode
-        if not isinstance(error, DivergedError):
-            raise
-        good = None if folder is None else newest_finite(folder)
-        last = "" if good is None else f"; the last good checkpoint is {good}"
-        raise ValueError(
-            f"healing diverged at a learning rate of {schedule.learning_rate:g}: {error}; try a lower one{last}"
-        ) from error
-    model.eval()
-    history.log.insert(0, {"step": 0, "eval_distance": start})
-    # A network that hardly differs from its teacher may only lose by large steps.
-    worse = better and history.stopped is None and reached(history, best=schedule.patience is not None) > start
-    if sharded and not worse:
-        held = whole_weights(student)
-        own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-        put_weights({name: held[f"model.{name}"] for name in own}, model)
-    elif worse and not sharded:
-        model.load_state_dict(before)
-    return history
-
-
-@contextmanager
-def on_device(device: torch.device, *models: PreTrainedModel) -> Iterator[None]:
-    """A `with` block in which models are on a device; afterwards they are where they were."""
-    before = [next(model.parameters()).device for model in models]
-    try:
-        for model in models:
-            model.to(device)  # type: ignore[arg-type]
-        yield
-    finally:
-        for model, place in zip(models, before, strict=True):
-            model.to(place)  # type: ignore[arg-type]
-
-
-def distances(history: History) -> list[float]:
-    """Distances from the teacher on the examples that are not learnt from: before the first step, and as logged."""
-    return [value for _, value in history.curve("eval_distance")]
-
-
-def reached(history: History, *, best: bool) -> float:
-    """The distance of the weights that are left: the last, or, where training ends with the best ones, the least."""
-    after = distances(history)[1:]
-    return min(after) if best else after[-1]
-
-
-@contextmanager
-def in_full(model: PreTrainedModel) -> Iterator[None]:
-    """A `with` block in which nothing is left out in training: no value (dropout), no layer, no part of a recording.
-
-    The teacher leaves out nothing, and its outputs and states are what the student learns. Each text is read about
-    once, so that there is nothing for dropout to prevent: 3 of 6 layers of MiniLM-L6 keep after 300 steps 99.1 % of
-    Spearman's correlation on pairs not seen, with the dropout of its configuration 98.8 %.
-    """
-    configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
-    before = [
-        (holder, name, value)
-        for holder in [*model.modules(), *configs.values()]
-        for name, value in vars(holder).items()
-        if isinstance(value, bool | float) and (DROPS in name or name in CUTS or _is_share(holder, name))
-    ]
-    for holder, name, value in before:
-        setattr(holder, name, type(value)(0))
-    try:
-        yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
-
-
-def _is_share(holder: Any, name: str) -> bool:
-    """Whether a name is that of the share which a dropout module leaves out."""
-    return name == "p" and isinstance(holder, DROPOUTS)
-
-
-@contextmanager
-def attending(student: Student) -> Iterator[None]:
-    """A `with` block in which student and teacher note what they attend with, if the loss compares that.
-
-    Raises:
-        ValueError: One of them has an attention of its own, or is an encoder-decoder.
-    """
-    if not any(student.weights.get(name) for name in ATTENDING):
-        yield
-        return
-    models = (student.model, student.teacher)
-    for model in models:
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise ValueError(
-                f"{' and '.join(ATTENDING)} are learned by networks of one stack; {type(model).__name__} has two"
-            )
-    with recordable(*models):
-        yield
-
-
-class _Progress(TrainerCallback):
-    """Reports the progress after every step."""
-
-    def __init__(self, progress: Callable[[str, float], None]) -> None:
-        self._progress = progress
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._progress("healing", state.global_step / state.max_steps)
 
 
 class Distillation(Objective):

@@ -25,11 +25,13 @@ from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from greenformers.changes._distillation import Distillation, distances, in_full
+from greenformers.changes._distillation import Distillation
 from greenformers.changes._exit_modules import SCORES, EncoderExit, Rule
 from greenformers.changes._exit_passes import Seen, Tail
 from greenformers.changes._exit_threshold import left_by
 from greenformers.changes._exits import EarlyExits
+from greenformers.changes._healing import distances
+from greenformers.changes._while_learning import in_full
 from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import Batches, Rows
 from greenformers.measure.quality import evaluating

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from greenformers.changes._distillation import Distillation, attending
+from greenformers.changes._distillation import Distillation
 from greenformers.changes._outputs import logits_of, states
 from greenformers.changes._student import Student
+from greenformers.changes._while_learning import attending
 from greenformers.data._tasks import kind_of_input
 from greenformers.measure.quality import evaluating
 from greenformers.train.objective import Batch

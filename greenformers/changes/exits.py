@@ -116,10 +116,10 @@ class Exits(Change):
             ValueError: The network has no such exits, there are too few texts, or the layers that learn too lose more
                 than is allowed.
         """
-        from greenformers.changes._distillation import on_device
         from greenformers.changes._exit_check import fitting
         from greenformers.changes._exit_training import copy_of, parted
         from greenformers.changes._exits import put, remove
+        from greenformers.changes._while_learning import on_device
         from greenformers.train.processes import training_device
 
         network: Any = model

@@ -249,10 +249,12 @@ class Heal(Change):
             return self._apply_to_block(model, given)
         from greenformers.changes._adapters import adapting
         from greenformers.changes._block_healing import in_float32
-        from greenformers.changes._distillation import Distillation, distances, heal, on_device, reached
+        from greenformers.changes._distillation import Distillation
+        from greenformers.changes._healing import distances, heal, reached
         from greenformers.changes._movement import moving
         from greenformers.changes._options import as_dict
         from greenformers.changes._replacement import Replacement
+        from greenformers.changes._while_learning import on_device
         from greenformers.train.processes import training_device
         from greenformers.train.run import Stopped
 

@@ -18,9 +18,10 @@ from transformers import (
 )
 
 from greenformers.changes import Given, Heal
-from greenformers.changes._distillation import Distillation, in_full
+from greenformers.changes._distillation import Distillation
 from greenformers.changes._losses import hidden, layer_map
 from greenformers.changes._student import WEIGHTS, Student
+from greenformers.changes._while_learning import in_full
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts

@@ -19,9 +19,10 @@ from transformers import (
 )  # fmt: skip
 
 from greenformers.changes import Given, Heal
-from greenformers.changes._distillation import Distillation, attending
+from greenformers.changes._distillation import Distillation
 from greenformers.changes._recorded import noted, recordable
 from greenformers.changes._student import Student
+from greenformers.changes._while_learning import attending
 from greenformers.data._rows import Rows
 from greenformers.model._transformers import attention_of
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from zoo import difference, inputs, outputs
 
 import greenformers
-from greenformers.changes import Heal, Int8, LowRank, _distillation
+from greenformers.changes import Heal, Int8, LowRank, _healing
 from greenformers.changes._attention_interface import swapped
 from greenformers.changes._recipe import RECIPE, read_recipe
 from greenformers.checkpoint.structure import structure
@@ -161,7 +161,7 @@ def test_a_changed_model_learns_from_its_original(home: Path, tmp_path: Path, mo
 def test_a_healing_that_was_stopped_goes_on_with_the_same_command(
     home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured
 ) -> None:
-    class Signal(_distillation._Progress):
+    class Signal(_healing._Progress):
         def on_step_begin(self, args, state, control, **_):
             if state.global_step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -169,7 +169,7 @@ def test_a_healing_that_was_stopped_goes_on_with_the_same_command(
     words = ["--keep", "0.5", "--heal", "6", "--heal-batch", "8", "--texts", str(home / "texts.txt"), "--int8"]
     assert run(monkeypatch, *compress(home, tmp_path / "whole", *words)) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(_distillation, "_Progress", Signal)
+        patch.setattr(_healing, "_Progress", Signal)
         assert run(patch, *compress(home, tmp_path / "parts", *words)) == 128 + signal.SIGTERM
     assert "stopped; the same command goes on" in capsys.readouterr().out
     assert not (tmp_path / "parts").exists()
