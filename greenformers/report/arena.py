@@ -13,10 +13,10 @@ from greenformers.measure.intervals import mean_interval, wilson
 from greenformers.measure.record import Record
 from greenformers.report import published
 from greenformers.report.curves import Panel, Points, line_panels
+from greenformers.report.digits import times
 from greenformers.report.page import Listing
 from greenformers.report.page import write as write_page
 from greenformers.report.plot import Picture
-from greenformers.report.table import times
 
 PUBLISHED = {
     "transformer": "Transformer", "bigbird": "BigBird", "sinkhorn": "Sinkhorn Transformer", "reformer": "Reformer",

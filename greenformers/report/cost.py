@@ -11,7 +11,7 @@ from greenformers.advise.cost import Cost, Range
 from greenformers.advise.cost_options import Answer
 from greenformers.advise.efficiency import efficiency, mean_speed_up
 from greenformers.advise.published import LOW_RANK, RUNS, SHARES, SPEED_UPS, low_rank
-from greenformers.report.table import number
+from greenformers.report.digits import number
 
 _HEADS = {
     "petaflops_days": "Compute\nPF/s-days",

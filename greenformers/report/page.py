@@ -12,21 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from greenformers.measure.record import METRICS, Record
+from greenformers.report.digits import number, reference, times
 from greenformers.report.plot import Picture, pictures, png
-from greenformers.report.table import (
-    Cell,
-    Section,
-    change,
-    interval,
-    legend,
-    number,
-    reference,
-    rows,
-    sections,
-    sections_with_figures,
-    times,
-    variants,
-)
+from greenformers.report.sections import Section, sections, sections_with_figures, variants
+from greenformers.report.table import Cell, change, interval, legend, rows
 
 # The words of a headline, by metric. The headline is of the first metric that was improved.
 _SPEEDS = {

@@ -25,8 +25,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from greenformers.measure.record import METRICS, Record
+from greenformers.report.digits import label, number, reference, scale
 from greenformers.report.names import GREY, Spot, name_points, plain
-from greenformers.report.table import Section, change, label, number, reference, scale, sections, variants
+from greenformers.report.sections import Section, sections, variants
+from greenformers.report.table import change
 
 DPI = 150
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

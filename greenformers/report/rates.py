@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from greenformers.measure.grid import BASELINE
 from greenformers.measure.record import Record
 from greenformers.report import published
+from greenformers.report.digits import times
 from greenformers.report.plot import Picture, grid, house, new_figure, scale_times, settle
-from greenformers.report.table import times
 
 LENGTHS = {1024: "1k", 4096: "4k"}
 OURS, THEIRS = "#0072B2", "#E69F00"

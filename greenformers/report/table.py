@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from greenformers.measure.record import METRICS, Record
-
-# Settings that number the points of a curve. A record that has one is drawn, not tabulated.
-POINTS = ("step", "epoch")
-
-# Units that a value may be shown in, smallest first, as multiples of the unit that it is recorded in.
-SCALES: dict[str, tuple[tuple[str, float], ...]] = {
-    "": (("", 1), ("k", 1e3), ("M", 1e6), ("G", 1e9)),
-    "ms": (("µs", 1e-3), ("ms", 1), ("s", 1e3)),
-    "s": (("ms", 1e-3), ("s", 1), ("h", 3600)),
-    "MiB": (("KiB", 1 / 1024), ("MiB", 1), ("GiB", 1024)),
-    "GFLOP": (("MFLOP", 1e-3), ("GFLOP", 1), ("TFLOP", 1e3)),
-    "Wh": (("mWh", 1e-3), ("Wh", 1), ("kWh", 1e3)),
-    "mWh": (("µWh", 1e-3), ("mWh", 1), ("Wh", 1e3)),
-    "g": (("mg", 1e-3), ("g", 1), ("kg", 1e3)),
-}
+from greenformers.report.digits import decimals, label, number, reference, scale, times
+from greenformers.report.sections import Section, sections_with_figures, variants
 
 INTERVAL = "Difference, 95 % interval"
 
 _INDENT = 1
 _GAP = 2
 _COLOUR = {"better": "green", "worse": "red", "same": "dim"}
-
-
-@dataclass(frozen=True)
-class Section:
-    """The records of one benchmark in one setting: one part of the table, and one picture.
-
-    Attributes:
-        name: Name that the sections of a family share ("Layer").
-        title: Name with the part of the setting that differs in the family ("Layer, length 4096, batch 1").
-        detail: The rest of the setting ("hidden 768, layers 1").
-        cells: Records that are no points of curves, by metric and variant; of repeated ones the last.
-        points: Curves by metric, setting of `POINTS` and variant: the value at each step or epoch, in order.
-    """
-
-    name: str
-    title: str
-    detail: str
-    cells: dict[tuple[str, str], Record] = field(default_factory=dict)
-    points: dict[tuple[str, str, str], dict[float, float]] = field(default_factory=dict)
-
-    @property
-    def metrics(self) -> list[str]:
-        """The metrics of the table, in the order of `METRICS`."""
-        tabulated = {metric for metric, _ in self.cells}
-        return [metric for metric in METRICS if metric in tabulated]
-
-    @property
-    def baseline(self) -> str | None:
-        """The variant that the ratios compare with, by the first record that has one."""
-        return next((record.to for record in self.cells.values() if record.to), None)
-
-    def has(self, names: Iterable[str]) -> bool:
-        """Whether any of these variants has a record in `cells`."""
-        return not {variant for _, variant in self.cells}.isdisjoint(names)
 
 
 @dataclass(frozen=True)
@@ -101,68 +52,6 @@ class Row:
 
     label: str
     cells: list[Cell]
-
-
-def sections(records: Iterable[Record]) -> list[Section]:
-    """The sections of the records: by benchmark and setting, in the order in which these first appear.
-
-    Raises:
-        ValueError: A record's metric is not in `METRICS`.
-    """
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        if record.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {record.metric!r}")
-        groups.setdefault(_key(record), []).append(record)
-    firsts = [group[0] for group in groups.values()]
-    parts = [Section(*_titles(first, firsts)) for first in firsts]
-    for section, group in zip(parts, groups.values(), strict=True):
-        for record in group:
-            axis = _axis(record)
-            if axis is None:
-                section.cells[record.metric, record.variant] = record
-            else:
-                curve = section.points.setdefault((record.metric, axis, record.variant), {})
-                curve[record.setting[axis]] = record.value
-        section.points.update({key: dict(sorted(curve.items())) for key, curve in section.points.items()})
-    return parts
-
-
-def sections_with_figures(records: Iterable[Record]) -> list[Section]:
-    """The sections that have cells. Where a section has only curves, their last points become its cells.
-
-    Raises:
-        ValueError: A record's metric is not in `METRICS`.
-    """
-    records = list(records)
-    with_figures = {_key(record) for record in records if _axis(record) is None}
-    ends: dict[tuple[str, str, str], Record] = {}
-    for record in records:
-        axis = _axis(record)
-        if axis is not None and _key(record) not in with_figures:
-            place = (_key(record), record.metric, record.variant)
-            if place not in ends or record.setting[axis] >= ends[place].setting[axis]:
-                ends[place] = record
-    figures = [replace(record, setting=_place(record)) for record in ends.values()]
-    return [section for section in sections([*records, *figures]) if section.cells]
-
-
-def variants(sections: Iterable[Section]) -> list[str]:
-    """The variants of all sections: the baselines, and then the others in the order in which they appear.
-
-    One that an earlier section lacks stands before what follows it.
-    """
-    sections = list(sections)
-    baselines = [section.baseline for section in sections if section.baseline]
-    cells: list[str] = []
-    for section in sections:
-        own = list(dict.fromkeys(variant for _, variant in section.cells))
-        for at, name in enumerate(own):
-            if name not in cells:
-                follows = next((other for other in own[at + 1 :] if other in cells), None)
-                cells.insert(len(cells) if follows is None else cells.index(follows), name)
-    curves = [variant for section in sections for *_, variant in section.points]
-    return list(dict.fromkeys([*baselines, *cells, *curves]))
 
 
 def rows(section: Section, columns: Sequence[str]) -> list[Row]:
@@ -256,32 +145,6 @@ def markdown(records: Iterable[Record]) -> str:
     return f"{table}\n{_literal(' '.join([*legend(sections), *settings(sections)]))}\n"
 
 
-def scale(values: Iterable[float], unit: str) -> tuple[str, float]:
-    """The unit in which all of these values are shown, and the factor that they are divided by.
-
-    A row has one unit: the largest in which its smallest value is still at least 1.
-    """
-    positive = [abs(value) for value in values if value and math.isfinite(value)]
-    scales = SCALES.get(unit, ((unit, 1),))
-    if not positive:
-        return unit, 1
-    fitting = [step for step in scales if min(positive) >= step[1]]
-    return (fitting or scales)[-1 if fitting else 0]
-
-
-def label(metric: str, unit: str) -> str:
-    """The label of the metric, with the unit in brackets."""
-    return f"{METRICS[metric].label} ({unit})" if unit else METRICS[metric].label
-
-
-def number(value: float) -> str:
-    """The value with three significant digits, without an exponent: 0.0123, 12.3, 1,230; n/a where it is not finite."""
-    if not math.isfinite(value):
-        return "n/a"
-    rounded = float(f"{value:.2e}")
-    return f"{rounded:,.{_decimals(rounded)}f}"
-
-
 def change(section: Section, record: Record) -> Cell:
     """The change of a record against its baseline, as a cell without a value: times better, or points of per cent."""
     if record.ratio is None or record.to == record.variant or not math.isfinite(record.ratio):
@@ -301,19 +164,6 @@ def interval(record: Record) -> str:
         return "–"
     digits = 1 if max(map(abs, record.interval)) >= 1 else 3  # of cosines all lies behind the point
     return " to ".join(f"{end:+.{digits}f}" for end in record.interval)
-
-
-def reference(record: Record) -> float:
-    """The baseline's value, computed from the record's ratio to it; the record's own value where it has no ratio."""
-    ratio = record.ratio or 1
-    return record.value * ratio if METRICS[record.metric].less_is_better else record.value / ratio
-
-
-def times(ratio: float) -> str:
-    """The ratio with two significant digits, or three near 1: 0.048x, 0.95x, 1.04x, 4.2x, 81x."""
-    if ratio < 0.1:
-        return f"{ratio:.2g}x"
-    return f"{ratio:,.{2 if ratio < 1.095 else 1 if ratio < 9.95 else 0}f}x"
 
 
 def _noise(section: Section, record: Record, difference: float) -> bool:
@@ -369,57 +219,13 @@ def _literal(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~&#])", r"\\\1", text).replace("\n", " ")
 
 
-def _axis(record: Record) -> str | None:
-    """The setting of `POINTS` that the record is a point of a curve over; None where it belongs to no curve."""
-    return next((point for point in POINTS if point in record.setting), None)
-
-
-def _key(record: Record) -> str:
-    """The key of the section of a record: its benchmark and its setting."""
-    return json.dumps([record.benchmark, _place(record)], sort_keys=True, default=str)
-
-
-def _place(record: Record) -> dict[str, Any]:
-    return {key: value for key, value in record.setting.items() if key not in POINTS}
-
-
-def _titles(record: Record, firsts: Sequence[Record]) -> tuple[str, str, str]:
-    """Name, title and detail of the section of `record`, among the first records of all sections."""
-    place = _place(record)
-    family = [_place(other) for other in firsts if _family(other) == _family(record)]
-    differs = [key for key in place if any(other.get(key) != place[key] for other in family)]
-    heads = [record.benchmark.replace("_", " ")] if len({first.benchmark for first in firsts}) > 1 else []
-    heads += [str(place["at"])] if "at" in place else []
-    heads = heads or ([] if differs else [record.benchmark.replace("_", " ")])
-    title = _sentence([*heads, *_words(place, differs)])
-    rest = [key for key in place if key != "at" and key not in differs]
-    return _sentence(heads) or "Throughout", title, ", ".join(_words(place, rest))
-
-
-def _family(record: Record) -> tuple[str, str]:
-    return record.benchmark, str(record.setting.get("at"))
-
-
-def _words(place: dict[str, Any], keys: Iterable[str]) -> list[str]:
-    return [f"{key.replace('_', ' ')} {place[key]}" for key in keys]
-
-
-def _sentence(words: Sequence[str]) -> str:
-    text = ", ".join(words)
-    return text[:1].upper() + text[1:]
-
-
-def _decimals(rounded: float) -> int:
-    return max(0, 2 - math.floor(math.log10(abs(rounded)))) if rounded else 0
-
-
 def _cell(section: Section, record: Record, factor: float) -> Cell:
     value = record.value / factor
     percent = METRICS[record.metric].unit == "%"
     text = f"{value:.1f}" if percent and math.isfinite(value) else number(value)
     if record.spread is not None and math.isfinite(value):
-        decimals = 1 if percent else _decimals(float(f"{value:.2e}"))
-        text += f"±{record.spread / factor:,.{decimals}f}"
+        digits = 1 if percent else decimals(float(f"{value:.2e}"))
+        text += f"±{record.spread / factor:,.{digits}f}"
     if record.source == "estimated":
         text += " est."
     against = change(section, record)

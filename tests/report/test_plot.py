@@ -11,7 +11,8 @@ from test_table import DEMO, INTERVALS, LONG, figure, sample
 
 from greenformers.measure.record import METRICS, Record, with_ratios
 from greenformers.report import plot
-from greenformers.report.table import label, sections, variants
+from greenformers.report.digits import label
+from greenformers.report.sections import sections, variants
 
 LONG_NAME = "a_$b^2$ name that goes on for a good while"
 

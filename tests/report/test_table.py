@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from greenformers.measure.record import METRICS, Record, with_ratios
-from greenformers.report import table
+from greenformers.report import digits, table
+from greenformers.report.sections import sections, variants
 
 CONTEXT = {
     "command": "greenformers compare --seed 1",
@@ -122,7 +123,7 @@ def four() -> list[Record]:
     ],
 )
 def test_numbers_have_three_digits(value, text):
-    assert table.number(value) == text
+    assert digits.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_numbers_have_three_digits(value, text):
     ],
 )
 def test_ratios_have_two_digits_or_three_near_one(ratio, text):
-    assert table.times(ratio) == text
+    assert digits.times(ratio) == text
 
 
 @pytest.mark.parametrize(
@@ -154,34 +155,34 @@ def test_ratios_have_two_digits_or_three_near_one(ratio, text):
     ],
 )
 def test_a_row_is_shown_in_the_unit_in_which_it_reads_well(values, unit, expected):
-    assert table.scale(values, unit) == expected
+    assert digits.scale(values, unit) == expected
 
 
 def test_sections_are_named_by_what_tells_them_apart():
-    sections = table.sections(sample())
-    assert [(section.name, section.title, section.detail) for section in sections] == [
+    all_sections = sections(sample())
+    assert [(section.name, section.title, section.detail) for section in all_sections] == [
         ("Demo", "Demo", "data digits, length 65, hidden 64, layers 2, batch 64"),
         ("Layer", "Layer, length 128, batch 32", "hidden 768, layers 1"),
         ("Layer", "Layer, length 4096, batch 1", "hidden 768, layers 1"),
     ]
-    assert {section.baseline for section in sections} == {"transformer"}
+    assert {section.baseline for section in all_sections} == {"transformer"}
 
 
 def test_other_benchmarks_need_no_place():
     speed = [
         Record("layer_speed", "lrt", {"length": length, "batch": 1}, "latency", 2.0, "ms") for length in (128, 512)
     ]
-    assert [section.title for section in table.sections(speed)] == ["Length 128", "Length 512"]
-    assert [section.title for section in table.sections(speed[:1])] == ["Layer speed"]
-    assert table.sections(sample() + speed)[-1].title == "Layer speed, length 512"
+    assert [section.title for section in sections(speed)] == ["Length 128", "Length 512"]
+    assert [section.title for section in sections(speed[:1])] == ["Layer speed"]
+    assert sections(sample() + speed)[-1].title == "Layer speed, length 512"
 
 
 def test_curves_are_no_cells_and_repeats_count_once():
-    first = table.sections(sample())[0]
+    first = sections(sample())[0]
     assert first.metrics == [metric for metric in METRICS if metric in FIGURES["demo"]]
     assert first.cells["test_accuracy", "lrt"].value == 97.22
     assert list(first.points["test_accuracy", "epoch", "lrt"]) == list(range(1, 11))
-    again = table.sections([*sample(), figure("lrt", DEMO, "test_accuracy", 98.0)])[0]
+    again = sections([*sample(), figure("lrt", DEMO, "test_accuracy", 98.0)])[0]
     assert again.cells["test_accuracy", "lrt"].value == 98.0
 
 
@@ -220,18 +221,18 @@ def test_what_does_not_fit_goes_below_with_the_baseline():
 def test_a_colour_says_better_or_worse():
     cells = {
         (row.label, column): cell
-        for row in table.rows(table.sections(sample())[0], VARIANTS)
+        for row in table.rows(sections(sample())[0], VARIANTS)
         for column, cell in zip(VARIANTS, row.cells, strict=True)
     }
-    assert cells[table.label("latency", "ms"), "lrt"].verdict == "better"
-    assert cells[table.label("parameters", "k"), "linformer"].verdict == "worse"
-    assert cells[table.label("test_accuracy", "%"), "lrt"] == table.Cell("97.2", "~-0.3", "same")
-    assert cells[table.label("test_accuracy", "%"), "lrt+linformer"] == table.Cell("96.4", "-1.1", "worse")
-    assert cells[table.label("parameters", "k"), "transformer"] == table.Cell("105")
+    assert cells[digits.label("latency", "ms"), "lrt"].verdict == "better"
+    assert cells[digits.label("parameters", "k"), "linformer"].verdict == "worse"
+    assert cells[digits.label("test_accuracy", "%"), "lrt"] == table.Cell("97.2", "~-0.3", "same")
+    assert cells[digits.label("test_accuracy", "%"), "lrt+linformer"] == table.Cell("96.4", "-1.1", "worse")
+    assert cells[digits.label("parameters", "k"), "transformer"] == table.Cell("105")
 
 
 def test_a_difference_within_the_spread_is_noise():
-    short = table.sections(sample())[1]
+    short = sections(sample())[1]
     assert table.change(short, short.cells["latency", "linformer"]) == table.Cell("", "~1.02x", "same")
     assert table.change(short, short.cells["latency", "lrt"]) == table.Cell("", "1.9x", "better")
     assert table.change(short, short.cells["flops", "transformer (eager)"]) == table.Cell("", "1.00x", "same")
@@ -240,7 +241,7 @@ def test_a_difference_within_the_spread_is_noise():
 def test_another_baseline_is_named():
     rated = sample()
     rated[-1:] = [replace(figure("lrt", LONG, "latency", 1930.0), ratio=1.5, to="transformer (eager)")]
-    section = table.sections(rated)[2]
+    section = sections(rated)[2]
     assert table.change(section, section.cells["latency", "lrt"]).change == "1.5x vs transformer (eager)"
 
 
@@ -250,7 +251,7 @@ def test_markdown_is_one_rectangular_table():
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
     assert rows[0] == "|  | transformer | lrt | linformer | lrt+linformer | transformer (eager) |"
     assert rows[2] == "| **Demo** |  |  |  |  |  |"
-    assert f"| {table.label('flops', 'GFLOP')} | 110 | 70.7 (1.5x) | 60.9 (1.8x) | 22.0 (5.0x) | 110 (1.00x) |" in rows
+    assert f"| {digits.label('flops', 'GFLOP')} | 110 | 70.7 (1.5x) | 60.9 (1.8x) | 22.0 (5.0x) | 110 (1.00x) |" in rows
     assert lines[-1].endswith("Layer: hidden 768, layers 1.")
 
 
@@ -295,4 +296,4 @@ def test_a_variant_that_has_no_costs_stands_where_its_scores_do() -> None:
     scores = [
         Record.of("accuracy", 90.0, benchmark="compress", variant=name, setting={"texts": "a.tsv"}) for name in steps
     ]
-    assert table.variants(table.sections([*costs, *scores])) == list(steps)
+    assert variants(sections([*costs, *scores])) == list(steps)
