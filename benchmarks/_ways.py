@@ -277,7 +277,7 @@ def train_times(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, R
     """The time of all steps of each way, from a few steps of all of them by turns, on the same batches.
 
     What a run itself took depends on what else the machine did that hour. The ratio to the dense network is the median
-    of the rounds' ratios.
+    of the rounds' ratios, and a time is the dense network's median by that ratio.
     """
     settings = {name: own[0].settings for name, own in ran.best.items()}
     first = next(iter(settings.values()))
@@ -306,13 +306,12 @@ def train_times(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, R
 
     calls = {name: steps(own) for name, own in settings.items()}
     timings = interleaved(calls, repeats=15 if run.quick else ROUNDS, warmup=3, device=device)
-    records = {}
+    whole, records = timings[DENSE].median / count * stream.steps, {}
     for name, timing in timings.items():
-        rounds = zip(timings[DENSE].samples, timing.samples, strict=True)
+        ratio = median(dense / own for dense, own in zip(timings[DENSE].samples, timing.samples, strict=True))
         records[name] = run.record(
-            "train_time", timing.median / count * stream.steps, name, {**setting, "timed_steps": count},
-            ratio=median(dense / own for dense, own in rounds), to=DENSE,
-        )  # fmt: skip
+            "train_time", whole / ratio, name, {**setting, "timed_steps": count}, ratio=ratio, to=DENSE
+        )
     return records
 
 
