@@ -10,7 +10,7 @@ from greenformers.advise.efficiency import efficiency, mean_speed_up, measured_s
 from greenformers.advise.published import RUNS, name_of
 from greenformers.measure.carbon import grid_intensity
 from greenformers.measure.record import read
-from greenformers.train.settings import setting, value_of
+from greenformers.train.setting import setting, value_of
 
 
 @dataclass(frozen=True, kw_only=True)

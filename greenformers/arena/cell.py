@@ -25,7 +25,8 @@ from greenformers.measure.device import accelerator
 from greenformers.measure.limit import OutOfMemory, attempt
 from greenformers.train import checkpoint, run
 from greenformers.train.objective import Objective
-from greenformers.train.settings import Training, setting
+from greenformers.train.setting import setting
+from greenformers.train.settings import Training
 from greenformers.train.task import Start, Task
 
 PRETRAINING, TRAINING, RESULT, FAILED = "pretraining", "training", "result.json", "failed.json"

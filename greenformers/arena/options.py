@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from greenformers.train.settings import setting
+from greenformers.train.setting import setting
 
 SIZES = ("tiny", "small", "paper")
 

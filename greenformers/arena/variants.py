@@ -15,7 +15,7 @@ from greenformers._registry import options_of
 from greenformers.attention import attention_class, names
 from greenformers.model.slots import choices
 from greenformers.model.variant import slots
-from greenformers.train.settings import value_of
+from greenformers.train.setting import value_of
 
 BASELINE = "transformer"
 ALL = "all"

@@ -73,7 +73,7 @@ def pairs(name: str, texts: list[str]) -> dict[str, Any]:
     Raises:
         ValueError: A text has no "=".
     """
-    from greenformers.train.settings import value_of
+    from greenformers.train.setting import value_of
 
     parts = [text.partition("=") for text in texts]
     for given, equals, _ in parts:

@@ -152,4 +152,5 @@ def _without_feed_forward(block: str | None, named: dict[str, Any]) -> bool:
 
 def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:
     """One flag for each setting, those of the kind before those of all training; flags that are not given are None."""
-    return sorted(flags(kind, unset=True), key=lambda flag: flag.name in Training.__annotations__)
+    shared = {entry.name for entry in fields(Training)}
+    return sorted(flags(kind, unset=True), key=lambda flag: flag.name in shared)

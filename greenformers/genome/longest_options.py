@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from greenformers.train.settings import setting
+from greenformers.train.setting import setting
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from greenformers.train.settings import Training, setting
+from greenformers.train.setting import setting
+from greenformers.train.settings import Training
 from greenformers.train.settings_file import read
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from greenformers.measure.parameters import parameters
 from greenformers.model.slots import choices
 from greenformers.model.variant import rank_option
 from greenformers.search.space import TRIES, Genes
+from greenformers.train.network import KEPT
 from greenformers.train.objective import Objective
-from greenformers.train.settings import KEPT, Training
+from greenformers.train.settings import Training
 
 PARTS = ("attention", "rank", "k", "hidden", "layers", "heads", "feed_forward", "position")
 """Parts of a network that may vary, of which `attention` may also be a block."""

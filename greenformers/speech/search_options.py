@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from greenformers.train.settings import setting
+from greenformers.train.setting import setting
 
 LARGEST = 1000
 """Largest weight of a part of the score, which is in float32; and largest width."""

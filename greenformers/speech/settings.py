@@ -6,7 +6,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from greenformers.train.settings import Training, setting
+from greenformers.train.setting import setting
+from greenformers.train.settings import Training
 
 if TYPE_CHECKING:
     from greenformers.speech.recordings import Recordings

@@ -142,7 +142,8 @@ def settings_of(folder: Path, kind: type[T]) -> T:
 
 def check_kind(folder: Path, kind: type[Training]) -> None:
     """Raise ValueError where a run lacks most of the settings that only runs of this kind have."""
-    own = [entry.name for entry in fields(kind) if entry.name not in Training.__annotations__]
+    shared = {entry.name for entry in fields(Training)}
+    own = [entry.name for entry in fields(kind) if entry.name not in shared]
     try:
         stored = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except ValueError:  # of which `read` tells what is wrong

@@ -5,10 +5,13 @@ when they are needed, as the command line reads this file for its help.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from greenformers.train.network import Network
+from greenformers.train.setting import setting
 
 if TYPE_CHECKING:
     from greenformers.train.lottery import Lottery
@@ -17,17 +20,9 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound="Training")
 
-KEPT = 16
-"""Default of `k`, the size of what a mechanism keeps of full attention; small, as networks are by default."""
-
-
-def setting(default: Any, about: str) -> Any:
-    """A setting with its default and its help text."""
-    return field(default=default, metadata={"help": about})
-
 
 @dataclass(frozen=True)
-class Training:
+class Training(Network):
     """Settings that all training runs have: the network and its training. The help text of each documents it."""
 
     places: ClassVar[tuple[str, ...]] = ()
@@ -36,56 +31,11 @@ class Training:
     init: str | None = setting(
         None, "Run folder to start from: its tokenizer is used, and all of its weights that fit."
     )
-    variant: str = setting(
-        "transformer",
-        "Variant of the network: transformer, lrt, an attention or a block, or lrt+ and one of these; in place of lrt "
-        "narrow or narrow_flops, a dense network of smaller width with as many parameters or FLOPs as lrt.",
-    )
-    rank: int = setting(16, "Rank of the low-rank linear layers of lrt.")
-    k: int | None = setting(
-        None, "Size of what is kept of full attention: k of linformer, window of sliding_window, ...; 16 if not given."
-    )
-    option: dict[str, Any] | None = setting(None, "Option of the attention as name=value; may be repeated.")  # noqa: RUF009
-    hidden: int = setting(64, "Width d of the network.")
-    layers: int = setting(2, "Number of layers; of the encoder, where there is a decoder too.")
-    decoder_layers: int | None = setting(None, "seq2seq: layers of the decoder; by default as many as the encoder's.")
-    heads: int = setting(4, "Number of heads, a divisor of the width.")
-    feed_forward: int = setting(256, "Width f of the feed-forward blocks.")
-    residual: str | None = setting(
-        None,
-        "Residual connections: post or pre, by the place of layer norm; or reversible, which takes fewer bytes of "
-        "memory, as activations are recomputed; by default pre in a causal network, else post.",
-    )
-    chunk: int | None = setting(
-        None, "Positions that a feed-forward block computes at once; fewer take fewer bytes of memory."
-    )
-    feed_forward_kind: str | None = setting(
-        None,
-        "Kind of the feed-forward blocks, a file of greenformers/feed_forward: dense, gated, chunked, or switch, a "
-        "mixture of experts; by default gated in a causal network, else dense.",
-    )
-    feed_forward_option: dict[str, Any] | None = setting(  # noqa: RUF009
-        None, "Option of that kind as name=value, such as experts=8; may be repeated."
-    )
-    share: str | None = setting(None, "Parameters that all layers share: all, attention or feed_forward.")
-    depth: str | None = setting(
-        None,
-        "Number of layers that each position goes through, a file of greenformers/depth: universal, one layer as often "
-        "as a position needs; adaptive, a decoder with an exit after each layer; by default all layers.",
-    )
-    depth_option: dict[str, Any] | None = setting(None, "Option of the depth as name=value; may be repeated.")  # noqa: RUF009
-    position: str | None = setting(
-        None,
-        "Position encoding, a file of greenformers/position: learned, sinusoidal, rotary, alibi, t5, shaw or huang; or "
-        "none; by default rotary in a causal network whose attention takes it, else learned.",
-    )
     memory: int = setting(
         0,
         "causal_lm: tokens of earlier segments in the segment memory; for transformer_xl, compressive and "
         "adaptive_span.",
     )
-    pooling: str = setting("cls", "Pooling of a sequence into one vector: cls, mean or pma.")
-    dropout: float = setting(0.0, "Dropout after the embedding and each block.")
 
     epochs: int = setting(25, "Number of passes over the training set.")
     steps: int | None = setting(None, "Number of optimisation steps, in place of epochs.")
@@ -258,105 +208,6 @@ class Training:
         init = None if self.init is None else Path(self.init)
         return Start(self.sizes(), self.seed, init, self.variant, tuple(self.option or ()))
 
-    def sizes(self) -> dict[str, Any]:
-        """Arguments of the network's configuration, by name.
-
-        Raises:
-            ValueError: As in `start`.
-        """
-        from greenformers.model.slots import SHARED
-        from greenformers.model.variant import NARROW, rank_option, slots
-
-        for name in ("hidden", "layers", "heads", "feed_forward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        options = dict(self.option or {})
-        attention = self.variant.split("+")[-1]
-        size = KEPT if self.k is None else self.k
-        if self.k is not None and rank_option(self.variant) is None:
-            raise ValueError(
-                f"k is for an attention that keeps a part of full attention, the variant is {self.variant!r}; "
-                f"got {self.k}"
-            )
-        if self.k is not None and (keeping := rank_option(self.variant) or "") in options:
-            raise ValueError(f"k and option {keeping} exclude each other, got {self.k} and {options[keeping]}")
-        if options and attention in ("transformer", "lrt", *NARROW):
-            raise ValueError(f"option is for an attention, the variant is {self.variant!r}; got {', '.join(options)}")
-        sizes: dict[str, Any] = {
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.feed_forward,
-            "hidden_dropout_prob": self.dropout,
-            "residual": self.residual,
-            "position": self.position,
-            "pooling": self.pooling,
-        }
-        if self.chunk is not None:
-            sizes |= {"feed_forward": "chunked", "feed_forward_options": {"chunk": self.chunk}}
-        if self.feed_forward_kind is not None:
-            sizes |= self._feed_forward(self.feed_forward_kind)
-        elif self.feed_forward_option:
-            given = ", ".join(self.feed_forward_option)
-            raise ValueError(f"feed_forward_option is for a feed_forward_kind, got {given}")
-        if self.share is not None:
-            if self.depth is not None:
-                raise ValueError(f"share must be left out with depth, got {self.share!r} and {self.depth!r}")
-            if self.share not in SHARED:
-                raise ValueError(f"share must be one of {', '.join(SHARED)}; got {self.share!r}")
-            sizes |= {"depth": "shared", "shared": self.share}
-        if self.depth is not None:
-            sizes |= self._depth(self.depth)
-        elif self.depth_option:
-            raise ValueError(f"depth_option is for a depth, got {', '.join(self.depth_option)}")
-        if self.decoder_layers is not None:
-            sizes["decoder_layers"] = self.decoder_layers
-        return sizes | slots(
-            self.variant,
-            rank=self.rank,
-            attention_size=size,
-            options={attention: options} if options else None,
-            narrow=True,
-        )
-
-    def _depth(self, kind: str) -> dict[str, Any]:
-        """Arguments of the configuration for a kind of depth.
-
-        Raises:
-            ValueError: It does not take an option.
-        """
-        from greenformers._registry import check_options
-        from greenformers.depth import depth_class, names
-
-        if kind in names():  # of others the configuration tells what is wrong
-            try:
-                check_options(kind, depth_class(kind), self.depth_option or {})
-            except TypeError as error:
-                raise ValueError(f"depth_option: {error}") from None
-        return {"depth": kind, "depth_options": self.depth_option}
-
-    def _feed_forward(self, kind: str) -> dict[str, Any]:
-        """Arguments of the configuration for a kind of feed-forward block.
-
-        Raises:
-            ValueError: There is no such kind, it does not take an option, or `chunk` is given too.
-        """
-        from greenformers._registry import check_options
-        from greenformers.feed_forward import feed_forward_class, names
-
-        if kind not in names():
-            raise ValueError(f"feed_forward_kind must be one of {', '.join(names())}; got {kind!r}")
-        if self.chunk is not None:
-            raise ValueError(f"chunk must be left out with feed_forward_kind, got {self.chunk} and {kind!r}")
-        options = self.feed_forward_option or {}
-        try:
-            check_options(kind, feed_forward_class(kind), options)
-        except TypeError as error:
-            raise ValueError(f"feed_forward_option: {error}") from None
-        return {"feed_forward": kind, "feed_forward_options": options or None}
-
     @staticmethod
     def networks() -> ModuleType:
         """The module that holds the classes of the trained models."""
@@ -392,58 +243,62 @@ class Settings(Training):
     )
 
     def task(self) -> "Task":  # noqa: D102
-        from greenformers.data import TOKENIZERS, Splits, load, train_tokenizer
+        from greenformers.data import Splits, load
         from greenformers.train.classification import ImageClassification
-        from greenformers.train.task import OBJECTIVES, Task, objective_name, texts_of, tokenizer_of
+        from greenformers.train.task import OBJECTIVES, Task, objective_name
 
         data = load(self.data, self.folder, self.limit, self.pool, self.seed, self.dataset)
         name = objective_name(self.objective, data, self.data)
         if isinstance(data, Splits):
-            if self.memory:
-                raise ValueError(f"memory is for causal_lm, the data are images; got {self.memory}")
-            if self.target_length is not None:
-                raise ValueError(f"target_length is for seq2seq, the data are images; got {self.target_length}")
-            if self.decoder_layers is not None:
-                raise ValueError(f"decoder_layers is for seq2seq, the data are images; got {self.decoder_layers}")
-            if self.vocabulary is not None:
-                raise ValueError(f"vocabulary is of texts, the data are images; got {self.vocabulary}")
-            for name in ("tokenizer", "length"):
-                if getattr(self, name) != getattr(type(self), name):
-                    raise ValueError(f"{name} is of texts, the data are images; got {getattr(self, name)}")
+            self._check_of_images()
             return Task(ImageClassification(data), None, self.start())
-        if self.init is not None:
-            if self.vocabulary is not None:
-                raise ValueError(f"vocabulary is that of the run in init, {self.init}; got {self.vocabulary}")
-            tokenizer = tokenizer_of("init must be", self.init)
-        elif self.tokenizer not in TOKENIZERS:
-            if self.vocabulary is not None:
-                raise ValueError(f"vocabulary is that of the run in tokenizer, {self.tokenizer}; got {self.vocabulary}")
-            tokenizer = tokenizer_of(f"tokenizer must be one of {', '.join(TOKENIZERS)} or", self.tokenizer)
-        else:
-            # Of shorter lengths the objective tells its own least one.
-            length = max(self.length, 3)
-            try:
-                tokenizer = train_tokenizer(
-                    self.tokenizer, texts_of(data), max_length=length, vocab_size=self.vocabulary
-                )
-            except ValueError as error:
-                raise ValueError(str(error).replace("vocab_size", "vocabulary")) from None
-        if self.memory and name != "causal_lm":
-            raise ValueError(f"memory is for causal_lm, the objective is {name}; got {self.memory}")
-        if self.target_length is not None and name != "seq2seq":
-            raise ValueError(f"target_length is for seq2seq, the objective is {name}; got {self.target_length}")
-        if self.decoder_layers is not None and name != "seq2seq":
-            raise ValueError(f"decoder_layers is for seq2seq, the objective is {name}; got {self.decoder_layers}")
-        if self.pooling != "cls" and name in ("causal_lm", "seq2seq", "tagging"):
-            raise ValueError(f"pooling makes one vector of a text, which {name} has no use for; got {self.pooling!r}")
+        tokenizer = self._tokenizer(data)
+        self._check_of_texts(name)
         options: dict[str, Any] = {"memory": self.memory} if name == "causal_lm" else {}
         options |= {"target_length": self.target_length} if name == "seq2seq" else {}
         return Task(OBJECTIVES[name](data, tokenizer, self.length, **options), tokenizer, self.start())
 
+    def _check_of_images(self) -> None:
+        """Raise ValueError where a setting has no effect on images."""
+        if self.memory:
+            raise ValueError(f"memory is for causal_lm, the data are images; got {self.memory}")
+        for name in ("target_length", "decoder_layers"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is for seq2seq, the data are images; got {getattr(self, name)}")
+        for name in ("vocabulary", "tokenizer", "length"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} is of texts, the data are images; got {getattr(self, name)}")
 
-def value_of(text: str) -> Any:
-    """The value of an option: a number, true or false, a JSON list, or else the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    def _check_of_texts(self, objective: str) -> None:
+        """Raise ValueError where a setting has no effect on an objective."""
+        if self.memory and objective != "causal_lm":
+            raise ValueError(f"memory is for causal_lm, the objective is {objective}; got {self.memory}")
+        for name in ("target_length", "decoder_layers"):
+            if getattr(self, name) is not None and objective != "seq2seq":
+                raise ValueError(f"{name} is for seq2seq, the objective is {objective}; got {getattr(self, name)}")
+        if self.pooling != "cls" and objective in ("causal_lm", "seq2seq", "tagging"):
+            raise ValueError(
+                f"pooling makes one vector of a text, which {objective} has no use for; got {self.pooling!r}"
+            )
+
+    def _tokenizer(self, data: Any) -> Any:
+        """That of the run in `init` or `tokenizer`, or one that is trained on the texts.
+
+        Raises:
+            ValueError: There is no such tokenizer or run, or the vocabulary is that of a run.
+        """
+        from greenformers.data import TOKENIZERS, train_tokenizer
+        from greenformers.train.task import texts_of, tokenizer_of
+
+        if self.init is None and self.tokenizer in TOKENIZERS:
+            # Of shorter lengths the objective tells its own least one.
+            length = max(self.length, 3)
+            try:
+                return train_tokenizer(self.tokenizer, texts_of(data), max_length=length, vocab_size=self.vocabulary)
+            except ValueError as error:
+                raise ValueError(str(error).replace("vocab_size", "vocabulary")) from None
+        source, run = ("tokenizer", self.tokenizer) if self.init is None else ("init", self.init)
+        if self.vocabulary is not None:
+            raise ValueError(f"vocabulary is that of the run in {source}, {run}; got {self.vocabulary}")
+        allowed = "" if source == "init" else f"one of {', '.join(TOKENIZERS)} or"
+        return tokenizer_of(f"{source} must be {allowed}".rstrip(), run)

@@ -35,9 +35,6 @@ OBJECTIVES: dict[str, Any] = {
 }
 """Names of the objectives; images are classified by `ImageClassification`."""
 
-KEPT = 16
-"""Default of `k`, the size of what a mechanism keeps of full attention."""
-
 MODEL = "model"
 """Folder of a run that holds the trained model and its tokenizer."""
 

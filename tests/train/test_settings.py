@@ -10,7 +10,8 @@ from tiny import verses
 from greenformers import attention
 from greenformers.train.save import check_new
 from greenformers.train.schedule import Schedule
-from greenformers.train.settings import Settings, value_of
+from greenformers.train.setting import value_of
+from greenformers.train.settings import Settings
 from greenformers.train.settings_file import read
 
 TOML = """
