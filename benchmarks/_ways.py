@@ -187,11 +187,13 @@ class Study:
         ]
 
     def table(self) -> Table:
-        """The score at every rate, and the rate that was chosen."""
+        """The score at every rate, and the rate that was chosen; at an end of the grid there may be a better one."""
         table = Table("", "score by rate", "chosen", title=f"Validation, seed 0: {METRICS[self.metric].label.lower()}")
         for name, tried in self.tried.items():
             cells = ", ".join(f"{own.score:.4g} at {own.rate:g}" for own in tried)
-            table.add_row(name, cells, f"{self.best[name][0].rate:g}")
+            chosen, rates = self.best[name][0].rate, sorted(own.rate for own in tried)
+            ends = {rates[0]: ", the least: try less", rates[-1]: ", the highest: try more"} if len(rates) > 1 else {}
+            table.add_row(name, cells, f"{chosen:g}{ends.get(chosen, '')}")
         return table
 
 

@@ -67,6 +67,9 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     assert {own.settings.learning_rate for own in ran.best["lrt"]} == {1e-3}
     assert len(trained) == len({*trained}) == 8 * (3 + 1)
     assert len(ran.records(run, {})) == 8 * 3
+    chosen = dict(zip(ran.best, ran.table().columns[-1].cells, strict=True))
+    assert chosen["narrow"] == "0.005"
+    assert chosen["narrow by AdamW"] == "0.002, the highest: try more"
 
 
 def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
