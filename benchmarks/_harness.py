@@ -277,6 +277,15 @@ class Run:
             return list(self._written)
         return read(self.given.json) if self.given.json.exists() else []
 
+    def remembered(self, metric: str, variant: str, setting: Mapping[str, Any]) -> Record | None:
+        """The newest known record of a figure in a setting, which may say more than this; None where there is none."""
+        own = (
+            record
+            for record in reversed(self.known())
+            if (record.benchmark, record.metric, record.variant) == (self.benchmark.name, metric, variant)
+        )
+        return next((record for record in own if record.setting.items() >= setting.items()), None)
+
     def show(self, *tables: Table) -> None:
         """Print tables."""
         for table in tables:

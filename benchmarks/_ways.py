@@ -139,13 +139,18 @@ class Trained:
 
     Attributes:
         settings: Its settings.
-        folder: Its run folder.
+        folder: Its run folder, which is missing where the training is known from records alone.
         score: Its score on the validation set.
     """
 
     settings: Training
     folder: Path
     score: float
+
+    def at_hand(self, run: Run) -> Path:
+        """Its run folder, trained again where it is missing."""
+        ensure(self.folder, self.settings, run.console)
+        return self.folder
 
     @property
     def rates(self) -> dict[str, float]:
@@ -177,15 +182,6 @@ class Study:
         """The way with the best mean score on the validation set."""
         return max(names, key=lambda name: worth(self.metric, fmean(own.score for own in self.best[name])))
 
-    def records(self, run: Run, setting: Mapping[str, Any]) -> list[Record]:
-        """The score on the validation set at every rate, of seed 0; none where a training diverged."""
-        return [
-            run.record(self.metric, own.score, name, {**setting, "split": "valid", "seed": 0} | own.rates, seed=0)
-            for name, tried in self.tried.items()
-            for own in tried
-            if math.isfinite(own.score)
-        ]
-
     def table(self) -> Table:
         """The score at every rate, and the rate that was chosen; at an end of the grid there may be a better one."""
         table = Table("", "score by rate", "chosen", title=f"Validation, seed 0: {METRICS[self.metric].label.lower()}")
@@ -208,9 +204,12 @@ def study(
     base: Training,
     folder: Path,
     metric: str,
+    setting: Mapping[str, Any],
     score: Callable[[Path, Mapping[str, float]], float] | None = None,
 ) -> Study:
-    """Train all that a plan asks for; trainings go on where they were stopped, and finished ones are read.
+    """Train all that a plan asks for; each score is written as it is known.
+
+    Trainings go on where they were stopped; those whose scores are in the file of `--json` are not repeated.
 
     Args:
         run: The benchmark that runs.
@@ -218,6 +217,7 @@ def study(
         base: Settings that all have in common, of seed 0.
         folder: Folder of the run folders.
         metric: Name of the score on the validation set that decides.
+        setting: What all records of the study have in their settings.
         score: Function from a finished run folder and its scores to that score; None: it is among the scores.
     """
 
@@ -225,12 +225,19 @@ def study(
         rate = settings.learning_rate if settings.muon_rate is None else settings.muon_rate
         slug = re.sub(r"[^\w+]+", "-", name)
         place = folder / f"{slug}-{rate:g}-{settings.seed}"
+        own = Trained(settings, place, math.nan)
+        at = {**setting, "split": "valid", "seed": settings.seed} | own.rates
+        if known := run.remembered(metric, name, at):
+            return replace(own, score=known.value)
         try:
             scores = ensure(place, settings, run.console)
         except DivergedError as error:
             run.console.print(f"{place.name}: {error}")
-            return Trained(settings, place, math.nan)
-        return Trained(settings, place, scores[metric] if score is None else score(place, scores))
+            return own
+        own = replace(own, score=scores[metric] if score is None else score(place, scores))
+        if math.isfinite(own.score):
+            run.write([run.record(metric, own.score, name, at, seed=settings.seed)])
+        return own
 
     tried = {name: [ended(name, own) for own in way.grid(base, plan.times)] for name, way in plan.ways.items()}
     best = {}

@@ -8,7 +8,7 @@ width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by 
 each is that of the grid with the least loss on the validation set, after a training with seed 0: AdamW's at 0.5, 1 and
 2 times 1e-3, Muon's at five times these. With several seeds, intervals are of the mean over them, seed by seed. Time is
 that of all steps, from some of them of all networks by turns. Bar: low rank at most 1 BLEU below the dense network, in
-no more time. Stopped at any moment, the same command goes on.
+no more time. Stopped at any moment, the same command goes on; what the file of --json has is not repeated.
 
 With --blocks also the Lite Transformer (Wu 2020, f = d) and the Evolved Transformer (So 2019, f = 4 d, two cells for
 three layers), each as wide as the parameters of the Transformer allow, by Muon at the same grid.
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data
-from _ways import DENSE, OPTIONS, Plan, Study, Values, Way, bar, beside, means, study, train_times, ways
+from _ways import DENSE, OPTIONS, Plan, Study, Trained, Values, Way, bar, beside, means, study, train_times, ways
 from rich.table import Table
 
 from greenformers.measure.parameters import parameters
@@ -52,6 +52,7 @@ QUICK: dict[str, Any] = {
     "evaluate_every": 9,
 }
 SHOWN = 8  # sentences
+JUDGED = ("parameters", "bleu", "chrf", "loss")
 LOST = 1.0
 
 BENCHMARK = Benchmark(
@@ -72,36 +73,41 @@ def main(run: Run) -> bool:
     base = replace(SETTINGS, folder=str(run.given.folder), **(QUICK if run.quick else {}))
     runs = run.given.runs / ("quick" if run.quick else "small")
     plan = Plan.asked(run, ways())
-    ran = study(run, plan, base, runs, "loss")
+    setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
+    ran = study(run, plan, base, runs, "loss", setting)
     if run.given.blocks:
-        dense, blocks = ran.best[DENSE][0].folder, dict[str, Way]()
+        dense, blocks = ran.best[DENSE][0].at_hand(run), dict[str, Way]()
         for name in BLOCKS:
             blocks[name] = Way(name, more=as_large(replace(base, variant=name), dense))
             run.console.print(f"{name}: {blocks[name].more}")
-        more = study(run, replace(plan, ways=blocks), base, runs, "loss")
+        more = study(run, replace(plan, ways=blocks), base, runs, "loss", setting)
         ran = Study("loss", {**ran.tried, **more.tried}, {**ran.best, **more.best})
-    setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
     tested = setting | {"split": "test", "beams": 4}
-    records, texts = list[Record](), dict[str, list[str]]()
     values: dict[str, dict[str, list[float]]] = {}
     for name, trainings in ran.best.items():
         for seed, own in enumerate(trainings):
-            scores, written = judged(own.folder)
-            texts.setdefault(name, written)
-            figures = {"parameters": float(parameters(trained(own.folder)))} | scores
-            at = tested | {"seed": seed} | own.rates
-            records += [run.record(metric, value, name, at, seed=seed) for metric, value in figures.items()]
-            for metric, value in figures.items():
+            for metric, value in figures(run, own, name, tested | {"seed": seed} | own.rates).items():
                 values.setdefault(metric, {}).setdefault(name, []).append(value)
-    records = with_ratios(records, to=DENSE, across=("learning_rate", "muon_rate"))
-    for metric in ("bleu", "chrf", "loss"):
-        records += means(run, metric, values[metric], tested)
     times = train_times(run, ran, setting)
     run.show(ran.table(), table(ran, values, times))
-    run.write([*ran.records(run, setting), *records, *times.values()])
+    averages = [own for metric in ("bleu", "chrf", "loss") for own in means(run, metric, values[metric], tested)]
+    run.write([*with_ratios(averages, to=DENSE), *times.values()])
     if run.given.page:
+        texts = {name: judged(own[0].at_hand(run))[1] for name, own in ran.best.items()}
         run.given.page.write_text(page(values, texts, run.about))
     return bar(ran, "bleu", values["bleu"], times, "lrt", LOST) or run.quick
+
+
+def figures(run: Run, own: Trained, name: str, setting: Mapping[str, Any]) -> dict[str, float]:
+    """What is known of a training on the test split; what is not is found out, and written."""
+    known = {metric: run.remembered(metric, name, setting) for metric in JUDGED}
+    values = {metric: record.value for metric, record in known.items() if record is not None}
+    if len(values) == len(JUDGED):
+        return values
+    folder = own.at_hand(run)
+    scores = {"parameters": float(parameters(trained(folder)))} | judged(folder)[0]
+    run.write(run.record(metric, scores[metric], name, setting, seed=own.settings.seed) for metric in JUDGED)
+    return {metric: scores[metric] for metric in JUDGED}
 
 
 def as_large(settings: Settings, baseline: Path) -> dict[str, Any]:

@@ -103,17 +103,17 @@ def main(run: Run) -> bool:
     if run.quick:
         base = replace(base, **QUICK | {"valid_transcripts": 2})
     folder = given.runs / ("quick" if run.quick else "full")
-    ran = study(run, plan, base, folder, "loss")
-    run.show(ran.table())
     setting = {"test": "unseen takes", "steps": base.steps}
+    ran = study(run, plan, base, folder, "loss", setting)
+    run.show(ran.table())
     strings, repeats = (4, 2) if run.quick else (STRINGS, 9)
     spoken = test_strings(given.data, None, strings)
-    records, losses = ran.records(run, setting), list[Record]()
+    records, losses = list[Record](), list[Record]()
     for seed in range(plan.seeds):
         trainings = {name: own[seed] for name, own in ran.best.items()}
         records += tested(run, setting | {"seed": seed, "strings": strings}, trainings, spoken, repeats)
         for name, own in trainings.items():
-            losses += curves(own.folder, name, seed)
+            losses += curves(own.at_hand(run), name, seed)
     others = {name: without(run, ran.best[name][0], folder) for name in VARIANTS if name in ran.best}
     at = setting | {"test": f"unseen speaker {HELD_OUT}", "seed": 0, "strings": strings}
     records += tested(run, at, others, test_strings(given.data, HELD_OUT, strings), repeats)
@@ -139,7 +139,7 @@ def tested(
     """Columns of tables 4.2 and 4.3 of one seed, by each search."""
     records: list[Record] = []
     for search in SEARCHES:
-        own = judged(setting, {name: each.folder for name, each in trainings.items()}, spoken, search, repeats)
+        own = judged(setting, {name: each.at_hand(run) for name, each in trainings.items()}, spoken, search, repeats)
         printed = table(own)
         printed.title = ", ".join(f"{key} {value}" for key, value in own[0].setting.items())
         run.show(printed)

@@ -10,7 +10,7 @@ The learning rate of each is that of the grid with the best accuracy on 5,000 tr
 learnt, after a training with seed 0: AdamW's at 0.5, 1 and 2 times 5e-4 (1e-3 with --full), Muon's at five times these.
 With several seeds, intervals are of the mean over them, seed by seed; with one, of the test images. Time is that of all
 steps, from some of them of all networks by turns. Bar: low rank at most 0.3 points below the dense network, in no more
-time. Stopped at any moment, the same command goes on.
+time. Stopped at any moment, the same command goes on; what the file of --json has is not repeated.
 """
 
 import csv
@@ -103,23 +103,24 @@ def measure(run: Run, base: Settings, runs: Path, plan: Plan, reference: Path) -
     Returns:
         Whether low rank met its bar; a quick run always does.
     """
-    ran = study(run, plan, base, runs, "accuracy", validated)
     setting = place(base)
-    records, accuracies = ran.records(run, setting), dict[str, dict[str, list[float]]]()
+    ran = study(run, plan, base, runs, "accuracy", setting, validated)
+    records, accuracies = list[Record](), dict[str, dict[str, list[float]]]()
     test = load_images(base.data, base.folder, None, base.pool, 0).test  # all of it, however few are learnt from
     for seed in range(plan.seeds):
         data = replace(load_images(base.data, base.folder, base.limit, base.pool, seed), test=test)
         right: dict[str, Tensor] = {}
         for name, own in ran.best.items():
             records += judged(run, own[seed], name, setting | {"seed": seed}, data, right)
+    averages = list[Record]()
     for metric in ("train_accuracy", "test_accuracy"):
         accuracies[metric] = {
             name: [each.value for each in records if (each.variant, each.metric) == (name, metric)] for name in ran.best
         }
-        records += means(run, metric, accuracies[metric], setting)
+        averages += means(run, metric, accuracies[metric], setting)
     times = train_times(run, ran, setting)
     run.show(ran.table(), table(ran, records, accuracies, times, reference))
-    run.write([*records, *times.values()])
+    run.write([*averages, *times.values()])
     return bar(ran, "test_accuracy", accuracies["test_accuracy"], times, "lrt", LOST) or run.quick
 
 
@@ -185,25 +186,33 @@ def answers(folder: Path, data: Splits) -> dict[str, Tensor]:
 def judged(
     run: Run, own: Trained, variant: str, setting: dict[str, Any], data: Splits, right: dict[str, Tensor]
 ) -> list[Record]:
-    """The figures of one trained variant; `right` collects which test images each variant gets right."""
-    hits = answers(own.folder, data)
+    """The figures of one trained variant: those that are known, or else found out and written.
+
+    `right` collects which test images each variant gets right. Where that of the dense network is not at hand, there is
+    no interval of these images.
+    """
+    at = setting | own.rates
+    known = [run.remembered(metric, variant, at) for metric in ("parameters", "train_accuracy", "test_accuracy")]
+    if all(known):
+        return [record for record in known if record is not None]
+    folder = own.at_hand(run)
+    hits = answers(folder, data)
     right[variant] = hits["test"]
     interval = None
-    if variant != DENSE:
+    if variant != DENSE and DENSE in right:
         _, low, high = paired_difference(right[variant], right[DENSE])
         interval = [low, high]
     figures = {
-        "parameters": (parameters(trained(own.folder)), None),
+        "parameters": (parameters(trained(folder)), None),
         "train_accuracy": (100 * hits["train"].double().mean().item(), None),
         "test_accuracy": (100 * right[variant].double().mean().item(), interval),
     }
-    return [
-        run.record(
-            metric, value, variant, setting | own.rates, interval=between, to=DENSE if between else None,
-            seed=own.settings.seed,
-        )
+    records = [
+        run.record(metric, value, variant, at, interval=between, to=DENSE if between else None, seed=own.settings.seed)
         for metric, (value, between) in figures.items()
-    ]  # fmt: skip
+    ]
+    run.write(records)
+    return records
 
 
 def table(

@@ -54,9 +54,10 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
         return {"loss": abs((settings.muon_rate or settings.learning_rate) - best) + settings.seed}
 
     monkeypatch.setattr(ways, "ensure", ensure)
-    run = parsed(toy(tmp_path), "--seeds", "2")
+    words = "--seeds", "2", "--json", str(tmp_path / "records.jsonl")
+    run = parsed(toy(tmp_path), *words)
     plan = ways.Plan.asked(run, ways.ways(rank=8))
-    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss")
+    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"data": "toy"})
     networks = ("transformer", "lrt", "narrow", "narrow_flops")
     assert [*ran.best] == [name for own in networks for name in (own, f"{own} by AdamW")]
     assert {name: own[0].rate for name, own in ran.best.items()} == pytest.approx(
@@ -66,7 +67,16 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     assert {own.settings.rank for own in ran.best["narrow"]} == {8}
     assert {own.settings.learning_rate for own in ran.best["lrt"]} == {1e-3}
     assert len(trained) == len({*trained}) == 8 * (3 + 1)
-    assert len(ran.records(run, {})) == 8 * 3
+    assert len(read(tmp_path / "records.jsonl")) == len(trained)
+    # Elsewhere, with the records alone, nothing is trained again, but what is needed for more than its score.
+    known = ways.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
+    assert known == ran
+    assert len(trained) == 8 * (3 + 1)
+    assert known.best["lrt"][1].at_hand(run) == trained[-1] == known.best["lrt"][1].folder
+    del trained[-1]
+    other = ways.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"k": 1})
+    assert len(trained) == 2 * 8 * (3 + 1)
+    assert other == ran
     chosen = dict(zip(ran.best, ran.table().columns[-1].cells, strict=True))
     assert chosen["narrow"] == "0.005"
     assert chosen["narrow by AdamW"] == "0.002, the highest: try more"
@@ -78,9 +88,9 @@ def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pyt
     run = parsed(toy(tmp_path), "--ways", "lrt")
     plan = ways.Plan.asked(run, ways.ways())
     assert [*plan.ways] == ["transformer", "lrt"]
-    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss")
+    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert [own[0].rate for own in ran.best.values()] == [2.5e-3, 2.5e-3]
-    assert len(ran.records(run, {})) == 2 * 2
+    assert len(run.known()) == 2 * 2
 
 
 @pytest.mark.parametrize(
@@ -145,10 +155,10 @@ def test_a_quick_run_trains_and_times_a_few_ways(tmp_path: Path) -> None:
     def main(run: Any) -> None:
         plan = ways.Plan.asked(run, ways.ways())
         assert [*plan.ways] == ["transformer", "lrt by AdamW", "narrow", "narrow_flops"]
-        ran = ways.study(run, plan, base, tmp_path / "runs", "accuracy")
+        ran = ways.study(run, plan, base, tmp_path / "runs", "accuracy", {})
         times = ways.train_times(run, ran, {"data": "digits"})
         assert times["transformer"].ratio == 1
-        run.write([*ran.records(run, {}), *times.values()])
+        run.write(times.values())
 
     with pytest.raises(SystemExit) as exit_:
         benchmark.run(main, ["--quick", "--json", str(tmp_path / "records.jsonl")])
