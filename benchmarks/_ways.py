@@ -206,6 +206,7 @@ def study(
     metric: str,
     setting: Mapping[str, Any],
     score: Callable[[Path, Mapping[str, float]], float] | None = None,
+    judge: Callable[[str, Trained], object] = lambda *_: None,
 ) -> Study:
     """Train all that a plan asks for; each score is written as it is known.
 
@@ -219,6 +220,7 @@ def study(
         metric: Name of the score on the validation set that decides.
         setting: What all records of the study have in their settings.
         score: Function from a finished run folder and its scores to that score; None: it is among the scores.
+        judge: Function that is called with the name of a way and each of its trainings at the best rate, as they end.
     """
 
     def ended(name: str, settings: Training) -> Trained:
@@ -239,11 +241,14 @@ def study(
             run.write([run.record(metric, own.score, name, at, seed=settings.seed)])
         return own
 
-    tried = {name: [ended(name, own) for own in way.grid(base, plan.times)] for name, way in plan.ways.items()}
-    best = {}
-    for name, own in tried.items():
-        first = max(own, key=lambda each: worth(metric, each.score))
-        best[name] = [first, *(ended(name, replace(first.settings, seed=seed)) for seed in range(1, plan.seeds))]
+    tried, best = dict[str, list[Trained]](), dict[str, list[Trained]]()
+    for name, way in plan.ways.items():
+        tried[name] = [ended(name, settings) for settings in way.grid(base, plan.times)]
+        best[name] = [max(tried[name], key=lambda each: worth(metric, each.score))]
+        judge(name, best[name][0])
+        for seed in range(1, plan.seeds):
+            best[name].append(ended(name, replace(best[name][0].settings, seed=seed)))
+            judge(name, best[name][-1])
     return Study(metric, tried, best)
 
 

@@ -74,20 +74,21 @@ def main(run: Run) -> bool:
     runs = run.given.runs / ("quick" if run.quick else "small")
     plan = Plan.asked(run, ways())
     setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
-    ran = study(run, plan, base, runs, "loss", setting)
+    tested = setting | {"split": "test", "beams": 4}
+    values: dict[str, dict[str, list[float]]] = {}
+
+    def judge(name: str, own: Trained) -> None:
+        for metric, value in figures(run, own, name, tested | {"seed": own.settings.seed} | own.rates).items():
+            values.setdefault(metric, {}).setdefault(name, []).append(value)
+
+    ran = study(run, plan, base, runs, "loss", setting, judge=judge)
     if run.given.blocks:
         dense, blocks = ran.best[DENSE][0].at_hand(run), dict[str, Way]()
         for name in BLOCKS:
             blocks[name] = Way(name, more=as_large(replace(base, variant=name), dense))
             run.console.print(f"{name}: {blocks[name].more}")
-        more = study(run, replace(plan, ways=blocks), base, runs, "loss", setting)
+        more = study(run, replace(plan, ways=blocks), base, runs, "loss", setting, judge=judge)
         ran = Study("loss", {**ran.tried, **more.tried}, {**ran.best, **more.best})
-    tested = setting | {"split": "test", "beams": 4}
-    values: dict[str, dict[str, list[float]]] = {}
-    for name, trainings in ran.best.items():
-        for seed, own in enumerate(trainings):
-            for metric, value in figures(run, own, name, tested | {"seed": seed} | own.rates).items():
-                values.setdefault(metric, {}).setdefault(name, []).append(value)
     times = train_times(run, ran, setting)
     run.show(ran.table(), table(ran, values, times))
     averages = [own for metric in ("bleu", "chrf", "loss") for own in means(run, metric, values[metric], tested)]

@@ -103,16 +103,17 @@ def measure(run: Run, base: Settings, runs: Path, plan: Plan, reference: Path) -
     Returns:
         Whether low rank met its bar; a quick run always does.
     """
-    setting = place(base)
-    ran = study(run, plan, base, runs, "accuracy", setting, validated)
-    records, accuracies = list[Record](), dict[str, dict[str, list[float]]]()
+    setting, records, averages = place(base), list[Record](), list[Record]()
+    accuracies = dict[str, dict[str, list[float]]]()
     test = load_images(base.data, base.folder, None, base.pool, 0).test  # all of it, however few are learnt from
-    for seed in range(plan.seeds):
+    right: dict[int, dict[str, Tensor]] = {seed: {} for seed in range(plan.seeds)}
+
+    def judge(name: str, own: Trained) -> None:
+        seed = own.settings.seed
         data = replace(load_images(base.data, base.folder, base.limit, base.pool, seed), test=test)
-        right: dict[str, Tensor] = {}
-        for name, own in ran.best.items():
-            records += judged(run, own[seed], name, setting | {"seed": seed}, data, right)
-    averages = list[Record]()
+        records.extend(judged(run, own, name, setting | {"seed": seed}, data, right[seed]))
+
+    ran = study(run, plan, base, runs, "accuracy", setting, validated, judge)
     for metric in ("train_accuracy", "test_accuracy"):
         accuracies[metric] = {
             name: [each.value for each in records if (each.variant, each.metric) == (name, metric)] for name in ran.best

@@ -57,7 +57,11 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     words = "--seeds", "2", "--json", str(tmp_path / "records.jsonl")
     run = parsed(toy(tmp_path), *words)
     plan = ways.Plan.asked(run, ways.ways(rank=8))
-    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"data": "toy"})
+    judged: list[Any] = []
+    base = Settings(learning_rate=1e-3)
+    ran = ways.study(
+        run, plan, base, tmp_path, "loss", {"data": "toy"}, judge=lambda *each: judged.append((*each, len(trained)))
+    )
     networks = ("transformer", "lrt", "narrow", "narrow_flops")
     assert [*ran.best] == [name for own in networks for name in (own, f"{own} by AdamW")]
     assert {name: own[0].rate for name, own in ran.best.items()} == pytest.approx(
@@ -68,6 +72,10 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     assert {own.settings.learning_rate for own in ran.best["lrt"]} == {1e-3}
     assert len(trained) == len({*trained}) == 8 * (3 + 1)
     assert len(read(tmp_path / "records.jsonl")) == len(trained)
+    assert [(name, own.settings.seed, count) for name, own, count in judged[:4]] == [
+        ("transformer", 0, 3), ("transformer", 1, 4), ("transformer by AdamW", 0, 7), ("transformer by AdamW", 1, 8),
+    ]  # fmt: skip
+    assert [own for _, own, _ in judged] == [own for each in ran.best.values() for own in each]
     # Elsewhere, with the records alone, nothing is trained again, but what is needed for more than its score.
     known = ways.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert known == ran
