@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 from _harness import RUNS, Benchmark, Option, Run, data
-from _ways import DENSE, OPTIONS, Plan, Study, Trained, Values, Way, bar, beside, means, study, train_times, ways
+from _study import Study, Trained, Values, beside, means, study
+from _train_times import bar, train_times
+from _ways import DENSE, OPTIONS, Plan, Way, ways
 from rich.table import Table
 
 from greenformers.measure.parameters import parameters
@@ -75,11 +77,9 @@ def main(run: Run) -> bool:
     plan = Plan.asked(run, ways())
     setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
     tested = setting | {"split": "test", "beams": 4}
-    values: dict[str, dict[str, list[float]]] = {}
 
-    def judge(name: str, own: Trained) -> None:
-        for metric, value in figures(run, own, name, tested | {"seed": own.settings.seed} | own.rates).items():
-            values.setdefault(metric, {}).setdefault(name, []).append(value)
+    def judge(name: str, own: Trained) -> dict[str, float]:
+        return figures(run, own, name, tested | {"seed": own.settings.seed} | own.rates)
 
     ran = study(run, plan, base, runs, "loss", setting, judge=judge)
     if run.given.blocks:
@@ -88,7 +88,8 @@ def main(run: Run) -> bool:
             blocks[name] = Way(name, more=as_large(replace(base, variant=name), dense))
             run.console.print(f"{name}: {blocks[name].more}")
         more = study(run, replace(plan, ways=blocks), base, runs, "loss", setting, judge=judge)
-        ran = Study("loss", {**ran.tried, **more.tried}, {**ran.best, **more.best})
+        ran = Study("loss", {**ran.tried, **more.tried}, {**ran.best, **more.best}, {**ran.judged, **more.judged})
+    values = {metric: {name: [each[metric] for each in own] for name, own in ran.judged.items()} for metric in JUDGED}
     times = train_times(run, ran, setting)
     run.show(ran.table(), table(ran, values, times))
     averages = [own for metric in ("bleu", "chrf", "loss") for own in means(run, metric, values[metric], tested)]

@@ -24,21 +24,9 @@ from typing import Any
 
 import torch
 from _harness import REFERENCE, RUNS, Benchmark, Option, Run, data
-from _ways import (
-    DENSE,
-    OPTIONS,
-    Plan,
-    Study,
-    Trained,
-    Values,
-    Way,
-    bar,
-    beside,
-    means,
-    study,
-    train_times,
-    ways,
-)
+from _study import Study, Trained, Values, beside, means, study
+from _train_times import bar, train_times
+from _ways import DENSE, OPTIONS, Plan, Way, ways
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _harness import KNOWN, Benchmark, Option, Run, data, fitted, yes
-from _ways import STILL
+from _train_times import STILL
 from rich.table import Table
 from torch import nn
 from transformers import PreTrainedModel, set_seed

@@ -24,7 +24,9 @@ from typing import Any
 
 import torch
 from _harness import REFERENCE, RUNS, Benchmark, Option, Run, data
-from _ways import DENSE, OPTIONS, Plan, Study, Trained, Values, Way, bar, beside, means, study, train_times, ways
+from _study import Study, Trained, Values, beside, means, study
+from _train_times import bar, train_times
+from _ways import DENSE, OPTIONS, Plan, Way, ways
 from rich.table import Table
 from torch import Tensor
 
@@ -103,17 +105,18 @@ def measure(run: Run, base: Settings, runs: Path, plan: Plan, reference: Path) -
     Returns:
         Whether low rank met its bar; a quick run always does.
     """
-    setting, records, averages = place(base), list[Record](), list[Record]()
+    setting, averages = place(base), list[Record]()
     accuracies = dict[str, dict[str, list[float]]]()
     test = load_images(base.data, base.folder, None, base.pool, 0).test  # all of it, however few are learnt from
     right: dict[int, dict[str, Tensor]] = {seed: {} for seed in range(plan.seeds)}
 
-    def judge(name: str, own: Trained) -> None:
+    def judge(name: str, own: Trained) -> list[Record]:
         seed = own.settings.seed
         data = replace(load_images(base.data, base.folder, base.limit, base.pool, seed), test=test)
-        records.extend(judged(run, own, name, setting | {"seed": seed}, data, right[seed]))
+        return judged(run, own, name, setting | {"seed": seed}, data, right[seed])
 
     ran = study(run, plan, base, runs, "accuracy", setting, validated, judge)
+    records = [record for own in ran.judged.values() for each in own for record in each]
     for metric in ("train_accuracy", "test_accuracy"):
         accuracies[metric] = {
             name: [each.value for each in records if (each.variant, each.metric) == (name, metric)] for name in ran.best

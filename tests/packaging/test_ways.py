@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from greenformers.data import Pairs, Split, Splits
 from greenformers.data._draw import drawn
@@ -46,20 +47,21 @@ def parsed(benchmark: Any, *words: str) -> Any:
 
 
 def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways, trained = import_module("_ways"), []
+    ways, studies = import_module("_ways"), import_module("_study")
+    trained = []
 
     def ensure(folder: Path, settings: Settings, _: Any) -> dict[str, float]:
         trained.append(folder)
         best = 2e-3 if settings.muon_rate is None else 5e-3
         return {"loss": abs((settings.muon_rate or settings.learning_rate) - best) + settings.seed}
 
-    monkeypatch.setattr(ways, "ensure", ensure)
+    monkeypatch.setattr(studies, "ensure", ensure)
     words = "--seeds", "2", "--json", str(tmp_path / "records.jsonl")
     run = parsed(toy(tmp_path), *words)
     plan = ways.Plan.asked(run, ways.ways(rank=8))
     judged: list[Any] = []
     base = Settings(learning_rate=1e-3)
-    ran = ways.study(
+    ran = studies.study(
         run, plan, base, tmp_path, "loss", {"data": "toy"}, judge=lambda *each: judged.append((*each, len(trained)))
     )
     networks = ("transformer", "lrt", "narrow", "narrow_flops")
@@ -77,12 +79,12 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     ]  # fmt: skip
     assert [own for _, own, _ in judged] == [own for each in ran.best.values() for own in each]
     # Elsewhere, with the records alone, nothing is trained again, but what is needed for more than its score.
-    known = ways.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
+    known = studies.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert known == ran
     assert len(trained) == 8 * (3 + 1)
     assert known.best["lrt"][1].at_hand(run) == trained[-1] == known.best["lrt"][1].folder
     del trained[-1]
-    other = ways.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"k": 1})
+    other = studies.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"k": 1})
     assert len(trained) == 2 * 8 * (3 + 1)
     assert other == ran
     chosen = dict(zip(ran.best, ran.table().columns[-1].cells, strict=True))
@@ -91,14 +93,37 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
 
 
 def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = import_module("_ways")
-    monkeypatch.setattr(ways, "ensure", lambda _, own, __: {"loss": float("nan") if own.muon_rate > 5e-3 else 1.0})
+    ways, studies = import_module("_ways"), import_module("_study")
+    monkeypatch.setattr(studies, "ensure", lambda _, own, __: {"loss": float("nan") if own.muon_rate > 5e-3 else 1.0})
     run = parsed(toy(tmp_path), "--ways", "lrt")
     plan = ways.Plan.asked(run, ways.ways())
     assert [*plan.ways] == ["transformer", "lrt"]
-    ran = ways.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
+    ran = studies.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert [own[0].rate for own in ran.best.values()] == [2.5e-3, 2.5e-3]
     assert len(run.known()) == 2 * 2
+
+
+def test_what_another_process_is_at_work_on_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways, studies = import_module("_ways"), import_module("_study")
+    other = FileLock(tmp_path / "transformer-0.0025-0.lock")
+    trained, waits = [], []
+
+    def ensure(folder: Path, settings: Settings, _: Any) -> dict[str, float]:
+        trained.append(folder.name)
+        return {"loss": settings.muon_rate or 0.0}
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        other.release()
+
+    monkeypatch.setattr(studies, "ensure", ensure)
+    monkeypatch.setattr(studies.time, "sleep", sleep)
+    other.acquire()
+    run = parsed(toy(tmp_path), "--ways", "lrt", "--rates", "0.5,1")
+    ran = studies.study(run, ways.Plan.asked(run, ways.ways()), Settings(learning_rate=1e-3), tmp_path, "loss", {})
+    assert trained == ["transformer-0.005-0", "lrt-0.0025-0", "lrt-0.005-0", "transformer-0.0025-0"]
+    assert waits == [studies.WAIT]
+    assert [own[0].rate for own in ran.best.values()] == [2.5e-3, 2.5e-3]
 
 
 @pytest.mark.parametrize(
@@ -122,12 +147,12 @@ def test_plans_that_cannot_be(
 
 
 def test_differences_are_paired_by_seed_and_noise_is_said_to_be_so(tmp_path: Path) -> None:
-    ways = import_module("_ways")
+    studies = import_module("_study")
     values = {"transformer": [90.0, 80.0], "lrt": [89.0, 79.2], "narrow": [91.0, 79.5]}
-    assert ways.beside(values, "transformer") == ""
-    assert ways.beside(values, "lrt") == "-0.90 (-2.17 to +0.37, within noise)"
-    assert ways.beside({name: own[:1] for name, own in values.items()}, "narrow") == "+1.00"
-    dense, low, _ = ways.means(parsed(toy(tmp_path)), "accuracy", values, {"data": "mnist"})
+    assert studies.beside(values, "transformer") == ""
+    assert studies.beside(values, "lrt") == "-0.90 (-2.17 to +0.37, within noise)"
+    assert studies.beside({name: own[:1] for name, own in values.items()}, "narrow") == "+1.00"
+    dense, low, _ = studies.means(parsed(toy(tmp_path)), "accuracy", values, {"data": "mnist"})
     assert (dense.value, dense.interval, dense.setting) == (85.0, None, {"data": "mnist", "seeds": 2})
     assert (low.value, low.to) == (pytest.approx(84.1), "transformer")
     assert low.interval == pytest.approx([-2.17, 0.37], abs=0.01)
@@ -139,32 +164,34 @@ def test_differences_are_paired_by_seed_and_noise_is_said_to_be_so(tmp_path: Pat
 def test_low_rank_is_held_to_the_better_dense_network(
     accuracy: float, seconds: float, met: bool, tmp_path: Path
 ) -> None:
-    ways, run = import_module("_ways"), parsed(toy(tmp_path))
+    studies, timed = import_module("_study"), import_module("_train_times")
+    run = parsed(toy(tmp_path))
 
     def trained(score: float) -> list[Any]:
-        return [ways.Trained(Settings(), tmp_path, score)]
+        return [studies.Trained(Settings(), tmp_path, score)]
 
     scores = {"transformer by AdamW": 60.0, "transformer": 70.0, "lrt by AdamW": 50.0, "lrt": 65.0}
-    ran = ways.Study("accuracy", {}, {name: trained(score) for name, score in scores.items()})
+    ran = studies.Study("accuracy", {}, {name: trained(score) for name, score in scores.items()})
     values = {"transformer by AdamW": [80.0], "transformer": [90.0], "lrt by AdamW": [99.0], "lrt": [accuracy]}
     spent = {"transformer by AdamW": 1.0, "transformer": 10.0, "lrt by AdamW": 1.0, "lrt": seconds}
     times = {name: run.record("train_time", value, name, ratio=1 / value) for name, value in spent.items()}
-    assert ways.bar(ran, "accuracy", values, times, "lrt", 0.3) == met
+    assert timed.bar(ran, "accuracy", values, times, "lrt", 0.3) == met
     # Of error rates more is worse.
     errors = {name: [100.0 - value for value in own] for name, own in values.items()}
-    assert ways.bar(ran, "cer", errors, times, "lrt", 0.3) == met
-    assert ways.bar(ran, "accuracy", values, times, "lrt r=32", 0.3)
+    assert timed.bar(ran, "cer", errors, times, "lrt", 0.3) == met
+    assert timed.bar(ran, "accuracy", values, times, "lrt r=32", 0.3)
 
 
 def test_a_quick_run_trains_and_times_a_few_ways(tmp_path: Path) -> None:
-    ways, benchmark = import_module("_ways"), toy(tmp_path)
+    ways, studies, timed = import_module("_ways"), import_module("_study"), import_module("_train_times")
+    benchmark = toy(tmp_path)
     base = Settings(hidden=16, layers=1, heads=2, feed_forward=32, rank=2, steps=2, limit=40, batch=20, pool=4)
 
     def main(run: Any) -> None:
         plan = ways.Plan.asked(run, ways.ways())
         assert [*plan.ways] == ["transformer", "lrt by AdamW", "narrow", "narrow_flops"]
-        ran = ways.study(run, plan, base, tmp_path / "runs", "accuracy", {})
-        times = ways.train_times(run, ran, {"data": "digits"})
+        ran = studies.study(run, plan, base, tmp_path / "runs", "accuracy", {})
+        times = timed.train_times(run, ran, {"data": "digits"})
         assert times["transformer"].ratio == 1
         run.write(times.values())
 
