@@ -13,7 +13,7 @@ KEPT = 16
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSettings:
     """Settings of a network. The help text of each documents it."""
 
     variant: str = setting(
@@ -90,7 +90,7 @@ class Network:
         return sizes | attention
 
 
-def _attention(network: Network) -> dict[str, Any]:
+def _attention(network: NetworkSettings) -> dict[str, Any]:
     """The slots of the variant: rank, attention or block, and their options."""
     from greenformers.model.variant import NARROW, rank_option, slots
 
@@ -113,7 +113,7 @@ def _attention(network: Network) -> dict[str, Any]:
     )
 
 
-def _feed_forward(network: Network) -> dict[str, Any]:
+def _feed_forward(network: NetworkSettings) -> dict[str, Any]:
     """The slot of the feed-forward blocks; none where they are as usual."""
     from greenformers._registry import check_options
     from greenformers.feed_forward import feed_forward_class, names
@@ -134,7 +134,7 @@ def _feed_forward(network: Network) -> dict[str, Any]:
     return {"feed_forward": kind, "feed_forward_options": options or None}
 
 
-def _depth(network: Network) -> dict[str, Any]:
+def _depth(network: NetworkSettings) -> dict[str, Any]:
     """The slot of depth; none where layers are stacked."""
     from greenformers._registry import check_options
     from greenformers.depth import depth_class, names

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from greenformers.train.network import Network
+from greenformers.train.network import NetworkSettings
 from greenformers.train.setting import setting
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ S = TypeVar("S", bound="Training")
 
 
 @dataclass(frozen=True)
-class Training(Network):
+class Training(NetworkSettings):
     """Settings that all training runs have: the network and its training. The help text of each documents it."""
 
     places: ClassVar[tuple[str, ...]] = ()
