@@ -26,8 +26,8 @@ def export(
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="Texts like those that the model is for: a file .txt, .tsv, .jsonl or .parquet, a folder "
-            "of them, or hf://datasets/NAME. Some calibrate int8 layers, the others judge what was written."
+            help="Texts like those that the model is for: a file .txt, .tsv, .jsonl, .parquet or .conll, "
+            "a folder of them, or hf://datasets/NAME. Some calibrate int8 layers, the others judge what was written."
         ),
     ] = None,
     loss: Annotated[

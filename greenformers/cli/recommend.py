@@ -24,8 +24,8 @@ def recommend(
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="With --model: inputs like those that the model is for: a file .txt, .tsv, .jsonl or .parquet, as "
-            "for `compress`, or a folder of texts, images or recordings."
+            help="With --model: inputs like those that the model is for: a file .txt, .tsv, .jsonl, .parquet or "
+            ".conll, as for `compress`, or a folder of texts, images or recordings."
         ),
     ] = None,
     lose: Annotated[

@@ -28,8 +28,8 @@ class Job:
     texts: Path | None = setting(
         None, "Texts to calibrate with, to learn from and to judge by, split by --seed: a file .txt, .tsv, .jsonl, "
         ".parquet or .conll, a folder of them, or hf://datasets/NAME; columns text; sentence, label; sentence1, "
-        "sentence2 with score or label; tokens, tags; question, context, answers; or source, target. Images are in a "
-        "folder with one subfolder for each class, recordings in such a folder or in a corpus."
+        "sentence2 with score or label; tokens, tags (not in .tsv); question, context, answers; or source, target. "
+        "Images are in a folder with one subfolder for each class, recordings in such a folder or in a corpus."
     )  # fmt: skip
     calibrate: Path | None = setting(None, "Texts to calibrate with, in place of a part of --texts.")
     heal_texts: Path | None = setting(

@@ -270,7 +270,7 @@ def _sentence(row: Row) -> str:
     """The words of a row, with a space between."""
     words = _field(row, "tokens")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise ValueError("the tokens must be a list of strings")
+        raise ValueError("the tokens must be a list of strings, which files .conll, .jsonl and .parquet hold")
     if any(not word or " " in word for word in words):
         raise ValueError("the tokens must be words: one is empty, or has a space")
     return " ".join(words)
