@@ -8,8 +8,8 @@ blocks what those gave together; with the whole model in memory the network lear
 are the commands of a user, on the same 2,000 texts, by which they calibrate and from which they learn. MiniLM-L6 has
 sentences of WikiText-2 and of STS-B's training pairs, and is judged by Spearman's correlation on STS-B's 625 dev pairs,
 with its interval. `words`, the Llama of 10 million parameters of `few_bits_language_model.py`, has lines of WikiText-2,
-and is judged by perplexity on 256 blocks of 256 tokens of its validation part; stopped, the command goes on behind what
-it had made.
+and is judged by perplexity on 256 blocks of 256 tokens of its validation part. Stopped, the same command goes on behind
+what it had made.
 
 Bar: block by block, by the best of these ways, at least 99 % of the whole model's correlation, or at most 101 % of its
 perplexity, for each recipe.
@@ -92,20 +92,27 @@ def sentence_encoder(run: Run) -> bool:
     models: dict[str, PreTrainedModel] = {"dense": dense}
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "texts.txt"
+        folder = Path(name) if run.quick else run.given.runs / "block_by_block_minilm"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "texts.txt"
         half = count // 2
         lines = [*sentences(run.given.texts, half), *(text for row in train.segments[:half] for text in row)]
         different = list(dict.fromkeys(" ".join(line.split()) for line in lines))
         file.write_text("\n".join(different[:count]) + "\n")
         for recipe, how, words in recipes(run.quick):
-            variant, out = f"{recipe}, {how}", Path(name) / f"{len(models)}"
-            seconds[variant] = duration(str(model_folder()), file, LENGTH, words, out)
+            variant = f"{recipe}, {how}"
+            out = place(folder, variant)
+            seconds[variant] = made(str(model_folder()), file, LENGTH, words, out)
             models[variant] = pretrained(str(out))[0]
             print(f"{variant}: {seconds[variant]:.0f} s", flush=True)
         scores = judge(models, held, Reader.of(dense, tokenizer, LENGTH))
     spearman = {variant: scores[variant]["spearman"][0] for variant in seconds}
     setting = {"texts": count}
-    records = [run.record("compression_time", took, variant, setting) for variant, took in seconds.items()]
+    records = [
+        run.record("compression_time", took, variant, setting)
+        for variant, took in seconds.items()
+        if not math.isnan(took)
+    ]
     run.write([*records, *run.scores(scores, setting)])
     worst = min(max(others) for others in beside(run, seconds, spearman, "Spearman, %").values())
     print(f"block by block at least {BAR:.0%} of the whole model's: {yes(worst >= BAR)}")
@@ -129,18 +136,12 @@ def language_model(run: Run) -> bool:
         model, file = prepared(folder, dense, tokenizer, lines[:count])
         for recipe, how, words in recipes(run.quick):
             variant = f"{recipe}, {how}"
-            out = folder / "-".join(re.findall(r"\w+", variant))
-            took, row = out.with_suffix(".took"), out.with_suffix(".row")
+            out = place(folder, variant)
+            row = out.with_suffix(".row")
             if not row.is_file():
-                if not took.is_file():
-                    begun = out.with_suffix(".begun")
-                    stopped = begun.exists()  # what went on has no time of its own
-                    begun.touch()
-                    shutil.rmtree(out, ignore_errors=True)
-                    again = duration(str(model), file, BLOCK, words, out)
-                    write({"seconds": torch.tensor(math.nan if stopped else again)}, took)
+                took = made(str(model), file, BLOCK, words, out)
                 small: Any = pretrained(str(out))[0]
-                write({"losses": losses(small, held)} | load_file(took), row)
+                write({"losses": losses(small, held), "seconds": torch.tensor(took)}, row)
                 shutil.rmtree(out)
             stored = load_file(row)
             of_blocks[variant], seconds[variant] = stored["losses"], stored["seconds"].item()
@@ -184,6 +185,24 @@ def beside(run: Run, seconds: dict[str, float], values: dict[str, float], headin
             shares.setdefault(recipe, []).append(share)
     run.show(table)
     return shares
+
+
+def place(folder: Path, variant: str) -> Path:
+    """The folder of what a recipe makes, in a folder of them all."""
+    return folder / "-".join(re.findall(r"\w+", variant))
+
+
+def made(model: str, texts: Path, length: int, words: list[str], out: Path) -> float:
+    """A recipe applied by the command, unless it was before. Its seconds; nan of what was stopped and went on."""
+    took = out.with_suffix(".took")
+    if not took.is_file():
+        begun = out.with_suffix(".begun")
+        stopped = begun.exists()  # what went on has no time of its own
+        begun.touch()
+        shutil.rmtree(out, ignore_errors=True)
+        again = duration(model, texts, length, words, out)
+        write({"seconds": torch.tensor(math.nan if stopped else again)}, took)
+    return float(load_file(took)["seconds"])
 
 
 def duration(model: str, texts: Path, length: int, words: list[str], out: Path) -> float:

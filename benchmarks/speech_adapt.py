@@ -3,10 +3,10 @@
     python benchmarks/speech_adapt.py [--quick] [--seed N] [--runs FOLDER] [--json results/speech_adapt.jsonl]
 
 The recogniser of speech_augment.py that was trained with all augmentations on five speakers goes on, by AdamW and
-otherwise with the same settings, on strings of the sixth alone, of takes 8 to 49; all are judged on strings of takes 0
-to 4, of which nothing is learnt: of this speaker, and of the five others, which it may forget. Steps and learning rate
-are chosen by nobody: 100 steps at a third of the rate of AdamW that it was trained with. Trainings go on where they
-were stopped.
+otherwise with the same settings, on strings of the sixth alone, of takes 8 to 49; all are judged on takes of which
+nothing is learnt: of this speaker 0 to 4, and of the five others, which it may forget, 5 to 7, by which they were
+evaluated in training and nothing was chosen. Steps and learning rate are chosen by nobody: 100 steps at a third of the
+rate of AdamW that it was trained with. Trainings go on where they were stopped.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ def main(run: Run) -> None:
     base, start = training.settings(run), training.trained(run, given.runs / "speech_augment")
     judged = {
         HELD_OUT: said_by(given.data, "test", 4 if run.quick else JUDGED, own=True),
-        OTHERS: said_by(given.data, "test", 4 if run.quick else JUDGED, own=False),
+        OTHERS: said_by(given.data, "valid", 4 if run.quick else JUDGED, own=False),
     }
     folders = {0: start}
     for count in STRINGS[:1] if run.quick else STRINGS:
@@ -80,9 +80,10 @@ def main(run: Run) -> None:
 def said_by(folder: Path, split: str, count: int, *, own: bool, seed: int = 0) -> Strings:
     """Strings by the new speaker or by the others; all speakers have takes in every split here.
 
+    Where the new speaker was held out, the others' takes that are "test" here were learnt, but none that are "valid".
     Strings to learn from are drawn anew at each turn through the split; those to be judged by are the same ever after.
     """
-    digits = spoken_digits.load(folder, valid_strings=1, test_strings=20 * JUDGED)
+    digits = spoken_digits.load(folder, valid_strings=20 * JUDGED, test_strings=20 * JUDGED)
     size, strings = digits.size(split), Strings()
     for index in range(size * TURNS if split == "train" else size):
         wave, text, about = digits.string(split, index % size, generator(seed, 7, index))
@@ -111,7 +112,8 @@ def adapting(base: SpeechSettings, manifest: Path, start: Path, count: int, quic
     steps: dict[str, Any] = {} if quick else {"steps": STEPS, "evaluate_every": STEPS, "save_every": STEPS}
     return replace(
         base, corpus=str(manifest), valid=str(manifest), layout=None, held_out=None, init=str(start),
-        learning_rate=base.learning_rate / SLOWER, batch=min(base.batch, count), valid_transcripts=2, **steps,
+        optimizer="adamw", learning_rate=base.learning_rate / SLOWER, batch=min(base.batch, count),
+        valid_transcripts=2, **steps,
     )  # fmt: skip
 
 

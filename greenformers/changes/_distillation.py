@@ -98,7 +98,7 @@ class Distillation(Objective):
         rows = {name: [self._rows(count, at) for at in range(len(self.all))] for name, count in needed.items()}
         batches = Batches(self.all, BATCH).places
         with first_before_others():
-            cache = TeacherCache(folder, digest(student.teacher, self.all), len(self.all))
+            cache = TeacherCache(folder, digest(student.teacher, self.all, student.pooling), len(self.all))
             # What is kept is for trainings of any precision.
             cache.fill(list(rows), rows, self._asking(student, needed, "fp32"), batches, progress)
         self.taught = cache

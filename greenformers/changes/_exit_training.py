@@ -31,12 +31,13 @@ from greenformers.changes._exit_passes import Seen, Tail
 from greenformers.changes._exit_threshold import left_by
 from greenformers.changes._exits import EarlyExits
 from greenformers.changes._healing import distances
-from greenformers.changes._while_learning import in_full
+from greenformers.changes._while_learning import draws_apart, in_full
 from greenformers.data._pooling import pooling_of
 from greenformers.data._rows import Batches, Rows
 from greenformers.measure.quality import evaluating
 from greenformers.train.fit import fit
 from greenformers.train.objective import Batch
+from greenformers.train.run import Stopped
 from greenformers.train.schedule import Schedule
 
 HELD, MOST_HELD = 4, 2000
@@ -267,7 +268,7 @@ class _Progress(TrainerCallback):
 def learning(model: PreTrainedModel, exits: EarlyExits, joint: bool) -> Iterator[None]:
     """A `with` block in which gradients are those of the exits alone, unless the layers learn too.
 
-    Afterwards every module is in the mode, training or not, that it was in.
+    Afterwards every module is in the mode, training or not, that it was in, and random numbers go on as before.
     """
     modes = [(module, module.training) for module in model.modules()]
     own = {id(x) for x in exits.parameters()}
@@ -275,7 +276,7 @@ def learning(model: PreTrainedModel, exits: EarlyExits, joint: bool) -> Iterator
     for parameter in stopped:
         parameter.requires_grad_(False)
     try:
-        with in_full(model):
+        with draws_apart(), in_full(model):
             yield
     finally:
         for parameter in stopped:
@@ -299,6 +300,7 @@ def train(
 
     Raises:
         ValueError: There are too few texts for a batch, or the loss is no longer finite.
+        Stopped: A signal ended the training early.
     """
     examples, learner = Distillation(rows, schedule), Learner(model, exits, whole)
     with learning(model, exits, whole is not None):
@@ -307,6 +309,8 @@ def train(
             learner,  # type: ignore[arg-type]  # the Trainer takes any module
             examples, schedule, label="exits", console=Console(quiet=True), callbacks=(_Progress(progress),),
         )  # fmt: skip
+        if history.stopped is not None:
+            raise Stopped(history.stopped)
         if exits.classes is None:
             learner.foretell(rows)
     history.log.insert(0, {"step": 0, "eval_distance": start})

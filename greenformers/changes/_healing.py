@@ -10,13 +10,14 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerControl, Train
 
 from greenformers.changes._distillation import BATCH, Distillation
 from greenformers.changes._student import Student
-from greenformers.changes._while_learning import attending, in_full
+from greenformers.changes._while_learning import attending, draws_apart, in_full
 from greenformers.train.bf16 import EIGHTS, Precision
 from greenformers.train.callbacks import DivergedError
 from greenformers.train.checkpoint import newest_finite
 from greenformers.train.fit import History, fit
 from greenformers.train.objective import Batch
 from greenformers.train.processes import alone
+from greenformers.train.run import Stopped
 from greenformers.train.schedule import Schedule
 from greenformers.train.shard import is_sharded
 from greenformers.train.state import put_weights
@@ -64,7 +65,7 @@ def heal(
         resume: Continue from the newest checkpoint of the folder.
         progress: Function that is called as work goes on.
         callbacks: Further callbacks of the Trainer.
-        better: Put all weights back as they were where the loss is higher in the end than it was before.
+        better: Put all weights back as they were where the loss is higher in the end than it was before, or no number.
         replace: Function that makes another batch of one that is learned from.
         precision: Precision of the products of matrices of both networks.
 
@@ -73,6 +74,7 @@ def heal(
 
     Raises:
         ValueError: The model has no outputs for a part of the loss, or the loss is no longer finite.
+        Stopped: A signal ended training early; the weights are as they were, and `resume` goes on.
     """
     sharded = is_sharded(schedule.shard)
     student = Student(
@@ -92,7 +94,7 @@ def heal(
     before = {} if sharded else {name: x.clone() for name, x in model.state_dict().items()}
     modes = [(part, part.training) for part in model.modules()]
     try:
-        with in_full(model), attending(student):
+        with draws_apart(), in_full(student.model), attending(student):
             if cache is not None:
                 examples.remember(student, cache, lambda share: progress("asking the teacher", share))
             elif replace is None and alone():
@@ -103,6 +105,8 @@ def heal(
                 examples, schedule, label="healing", console=Console(quiet=True), folder=folder, resume=resume,
                 callbacks=(_Progress(progress), *callbacks),
             )  # fmt: skip
+            if history.stopped is not None:
+                raise Stopped(history.stopped)
     except BaseException as error:
         model.load_state_dict(before, strict=not sharded)
         for part, mode in modes:
@@ -116,8 +120,8 @@ def heal(
         ) from error
     model.eval()
     history.log.insert(0, {"step": 0, "eval_distance": start})
-    # A network that hardly differs from its teacher may only lose by large steps.
-    worse = better and history.stopped is None and reached(history, best=schedule.patience is not None) > start
+    # A network that hardly differs from its teacher may only lose by large steps. NaN is no less than any number.
+    worse = better and not reached(history, best=schedule.patience is not None) <= start
     if sharded and not worse:
         held = whole_weights(student)
         own = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]

@@ -99,6 +99,9 @@ class Student(nn.Module):
         seen: Batches by which the matrices W of a narrower student are made; none are needed for others.
         replace: Function that makes another batch of one that is learned from.
         precision: Precision of the products of matrices of both networks; the loss is computed in float32.
+
+    Attributes:
+        pooling: Pooling of the student, by which the embeddings of both are made.
     """
 
     accepts_loss_kwargs = False  # the Trainer gives no number of labels, and does not divide by it
@@ -118,7 +121,7 @@ class Student(nn.Module):
         super().__init__()
         self.precision = precision
         self.model, self.temperature, self.layer_map, self._replace = model, temperature, layer_map, replace
-        self._pool = pooling_of(model)
+        self.pooling = pooling_of(model)
         self._original = (original,)  # in a tuple: not a part of this module
         self._depths: dict[str, int] = {}
         self.widening = nn.ModuleDict()
@@ -222,7 +225,7 @@ class Student(nn.Module):
         vectors = None
         if any(self.weights.get(name) for name in POOLED):
             layers, stack = stacks[0]
-            vectors = self._pool(sequence(layers[-1]), token_mask(layers[-1], batch, stack))
+            vectors = self.pooling(sequence(layers[-1]), token_mask(layers[-1], batch, stack))
         return Given(logits_of(out), stacks, vectors, attended)
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from greenformers.data._pooling import SentencePooling, pooling_of
+from greenformers.data._pooling import SentencePooling
 from greenformers.data._rows import Rows
 from greenformers.train.checkpoint import UNFINISHED, replace
 
@@ -174,10 +174,9 @@ def _tensors(layer: object) -> list[tuple[str, Tensor]]:
     return [(name, x) for name, x in vars(layer).items() if isinstance(x, Tensor)]
 
 
-def digest(teacher: nn.Module, rows: Rows) -> str:
-    """A digest of a teacher's weights, of its pooling and of all examples."""
+def digest(teacher: nn.Module, rows: Rows, pooling: SentencePooling) -> str:
+    """A digest of a teacher's weights, of the pooling that makes the vector that is kept, and of all examples."""
     sha = hashlib.sha256()
-    pooling = pooling_of(teacher)  # which makes the vector that is kept
     own = {f"{at} {name}": x for at, layer in enumerate(pooling.layers) for name, x in _tensors(layer)}
     if pooling.modes != SentencePooling().modes:
         sha.update(" ".join(pooling.modes).encode())

@@ -1,9 +1,11 @@
 """`with` blocks in which a student learns: on a device, with nothing left out, noting what it attends with."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,6 +31,21 @@ def on_device(device: torch.device, *models: PreTrainedModel) -> Iterator[None]:
     finally:
         for model, place in zip(models, before, strict=True):
             model.to(place)  # type: ignore[arg-type]
+
+
+@contextmanager
+def draws_apart() -> Iterator[None]:
+    """A `with` block after which random numbers go on as if it had drawn none, though the Trainer seeds all of them.
+
+    Else whoever draws after each of several trainings of one seed would draw the same each time.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 @contextmanager

@@ -190,6 +190,7 @@ class Heal(Change):
         from greenformers.solve.sparse_sites import prunable
         from greenformers.train.fit import per_process
         from greenformers.train.processes import alone
+        from greenformers.train.shard import is_sharded
 
         if given.part:
             self.check_order(before)
@@ -200,6 +201,8 @@ class Heal(Change):
         per_process(self.schedule(given.seed))
         if self.shard and alone():
             raise ValueError("shard needs several processes: start the command with torchrun")
+        if is_sharded(self.shard):
+            self.but(shard=True)  # refuses what cannot be sharded
         if self.movement is not None:
             sparsifying = next((change for change in before if change.sparsifies), None)
             if sparsifying is not None:
@@ -256,7 +259,6 @@ class Heal(Change):
         from greenformers.changes._replacement import Replacement
         from greenformers.changes._while_learning import on_device
         from greenformers.train.processes import training_device
-        from greenformers.train.run import Stopped
 
         examples = self._examples(model, given)
         teacher: Any = given.teacher
@@ -289,13 +291,11 @@ class Heal(Change):
                 replace=None if self.augment is None else Replacement(teacher, self.augment, given.mask_token),
                 precision="bf16" if self.precision == "bf16" else "fp32",
             )  # fmt: skip
-            if history.stopped is not None:
-                raise Stopped(history.stopped)
         start, end = distances(history)[0], reached(history, best=self.patience is not None)
         said = f"{history.steps} steps of {self.batch_size} examples, distance {start:.4g} -> {end:.4g}"
         if self.movement is not None:
             said += f"; {_left(model)} of linear layers kept, by movement"
-        elif end > start:
+        elif not end <= start:
             said += ": farther than before, so all weights are as they were before; try a lower learning rate"
         return Report(as_dict(self), said, log=history.log)
 

@@ -22,7 +22,7 @@ from greenformers.genome.people import People
 from greenformers.genome.reference import Reference
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.genome.simulate import Effect
-from greenformers.genome.tokenizer import base_tokens, subwords
+from greenformers.genome.tokenizer import base_tokens, save, subwords
 from greenformers.measure.record import Record
 from greenformers.train import run
 
@@ -197,7 +197,8 @@ class Demo:
         causes = self._causes(reference, region)
         odds = dict(zip(called.people, simulate.log_odds(called, region, causes), strict=True))
         settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
-        settings = replace(settings, region=str(gene), length=4096, epochs=8, patience=5)
+        length = max(4096, (region.end - region.start) // 6)  # of 33,611 positions people have up to 5,196 tokens
+        settings = replace(settings, region=str(gene), length=length, epochs=8, patience=5)
         records = studies.surroundings(settings, self.margins, self.draws, folder / "risk", self.console)
         return Part("A gene and what is around it, synthetic people", records, {})
 
@@ -237,9 +238,7 @@ class Demo:
                 pass
         if not (tokens_folder / "tokenizer.json").exists():
             sentences = corpus.sentences_of(sequences, 0, count=3000 if tokens < 1000 else 20_000)
-            subwords(sentences, size=tokens, characters=base_tokens("iupac"), max_length=512).save_pretrained(
-                tokens_folder
-            )
+            save(subwords(sentences, size=tokens, characters=base_tokens("iupac"), max_length=512), tokens_folder)
         return replace(NETWORK, sequences=str(sequences), tokens=str(tokens_folder))
 
     def _near(self, reference: Reference) -> tuple[int, int]:

@@ -60,13 +60,13 @@ def learn(options: TokenOptions, out: Path) -> Learnt:
         tokens = tokenizer.kmer_tokens(
             counted, pattern=options.pattern, stride=options.stride, size=options.size, max_length=options.max_length
         )
-        tokens.save_pretrained(out)
+        tokenizer.save(tokens, out)
         return Learnt(tokens, counted.count, left_out=len(left_out))
     tokens = tokenizer.subwords(
         counted, size=options.size, characters=tokenizer.base_tokens(alphabet), longest=options.longest,
         max_length=options.max_length,
     )  # fmt: skip
-    tokens.save_pretrained(out)
+    tokenizer.save(tokens, out)
     if options.sequences is not None:
         whole = corpus.sentences_of(options.sequences, options.seed, count=MEASURED)
     means = tokenizer.mean_length(tokens, whole), tokenizer.mean_token(tokens)

@@ -16,6 +16,9 @@ from greenformers.genome.files import GenomeError, Region, matched
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+KINDS = ("A", "C", "G", "T", "N", "DEL", "+")
+"""Symbols that are counted at a position: the codes up to N, a deleted base, and an insertion after it."""
+
 
 @dataclass(frozen=True)
 class People:
@@ -99,22 +102,29 @@ class People:
             other symbols has no feature.
         """
         length = len(self.region)
-        kinds = ("A", "C", "G", "T", "N", "DEL", "+")
-        counts = np.zeros((len(self.pairs), length, len(kinds)), dtype=np.int8)
-        for number, pairs in enumerate(self.pairs):
-            both, place = symbols(pairs), places(pairs)
-            for side in both.T:
-                # An inserted column's own DEL is not one of the position.
-                own = ((side <= N) | (side == DEL)) & (np.diff(place, prepend=-1) > 0)
-                counts[number, place[own], np.where(side[own] == DEL, N + 1, side[own])] += 1
-            # Of an insertion of several bases the column that most haplotypes have tells how many have it.
-            copies = ((both > N) & (both < DEL)).sum(axis=1, dtype=np.int8)
-            np.maximum.at(counts[number, :, N + 2], place, copies)
-        total = counts[:, :, : N + 2].sum(axis=0, dtype=np.int64)
-        varied = (counts != counts[:1]).any(axis=0)
+        first = _counts(self.pairs[0], length)
+        total, varied = np.zeros((length, N + 2), np.int64), np.zeros(first.shape, np.bool_)
+        for pairs in self.pairs:
+            own = _counts(pairs, length)
+            total += own[:, : N + 2]
+            varied |= own != first
         varied[np.arange(length), total.argmax(axis=1)] = False
-        where = np.argwhere(varied)
-        return counts[:, varied], [(self.region.start + int(place) + 1, kinds[kind]) for place, kind in where]
+        # Counted again: where nobody differs they would take many times the memory of all the pairs.
+        counts = np.stack([_counts(pairs, length)[varied] for pairs in self.pairs])
+        return counts, [(self.region.start + int(place) + 1, KINDS[kind]) for place, kind in np.argwhere(varied)]
+
+
+def _counts(pairs: NDArray[np.uint8], length: int) -> NDArray[np.int8]:
+    """Counts 0, 1 or 2 of each symbol of `KINDS` at the positions of a person, (positions, 7)."""
+    counts = np.zeros((length, len(KINDS)), dtype=np.int8)
+    both, place = symbols(pairs), places(pairs)
+    for side in both.T:
+        # An inserted column's own DEL is not one of the position.
+        own = ((side <= N) | (side == DEL)) & (np.diff(place, prepend=-1) > 0)
+        counts[place[own], np.where(side[own] == DEL, N + 1, side[own])] += 1
+    # Of an insertion of several bases the column that most haplotypes have tells how many have it.
+    np.maximum.at(counts[:, N + 2], place, ((both > N) & (both < DEL)).sum(axis=1, dtype=np.int8))
+    return counts
 
 
 def part_of(path: Path, region: str | None) -> tuple[Region, Region]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from greenformers._extras import needed
@@ -207,6 +209,21 @@ def _finished(tokenizer: Tokenizer, max_length: int, **about: str | int) -> PreT
         tokenizer_object=tokenizer, model_max_length=max_length, pad_token="[PAD]", unk_token="[UNK]",
         cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]", clean_up_tokenization_spaces=False, **about,
     )  # fmt: skip
+
+
+def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a tokenizer into a folder, a new or an empty one: whole or not at all.
+
+    Raises:
+        OSError: The folder is not empty, or cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        whole = Path(temporary) / folder.name
+        tokenizer.save_pretrained(whole)
+        if folder.exists():
+            folder.rmdir()
+        whole.rename(folder)
 
 
 def written_for(tokenizer: PreTrainedTokenizerFast, sequence: str) -> str:

@@ -1,5 +1,6 @@
 """Error rates, size and speed of trained recognisers, the columns of tables 4.2 and 4.3 of Cahyawijaya 2021."""
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -84,7 +85,7 @@ def evaluate(
     for name, number in (("batch", batch), ("repeats", repeats)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
-    names = [run.resolve().name for run in runs]
+    names = [Path(os.path.abspath(run)).name for run in runs]  # that of . too
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"runs must have names of their own, got {', '.join(sorted(twice))} more than once")
     recognisers = [Recogniser.load(run, search) for run in runs]
@@ -103,9 +104,9 @@ def evaluate(
         check_covers(recogniser.tokenizer, texts, of=f"the {split} split", source=name, become="count as wrong")
     references: list[str] = []
     judged: list[Judged] = []
-    for run, recogniser in zip(runs, recognisers, strict=True):
+    for name, recogniser in zip(names, recognisers, strict=True):
 
-        def told(done: int, name: str = run.name) -> None:
+        def told(done: int, name: str = name) -> None:
             progress(name, done / count)
 
         def waveforms(first: bool = not judged) -> Iterator[Tensor]:
@@ -115,7 +116,7 @@ def evaluate(
                 yield waveform
 
         hypotheses = recognised(recogniser, waveforms(), batch=batch, progress=told, gated=gate)
-        judged.append(Judged(run.name, recogniser, hypotheses, edits(hypotheses, references)[0]))
+        judged.append(Judged(name, recogniser, hypotheses, edits(hypotheses, references)[0]))
     # Every recogniser must be able to read what all are timed on.
     least = min(recognisers, key=lambda recogniser: recogniser.longest)
     first = [next(least.parts(waveform)) for waveform, _ in _recordings(sounds, split, min(count, TIMED))]

@@ -86,6 +86,7 @@ class SpeechSettings(Training):
         from greenformers.speech.front_end import POOLED
         from greenformers.speech.objective import METRICS, Speech
         from greenformers.speech.vocabulary import check_covers, vocabulary, vocabulary_of
+        from greenformers.train.shard import is_sharded
         from greenformers.train.task import MODEL, Task
 
         if self.micro_batches is not None:
@@ -126,7 +127,7 @@ class SpeechSettings(Training):
             augmentation=augmentation,
             longest=positions,
             # The search calls parts of the network, whose sharded weights are whole inside the network's call alone.
-            transcripts=0 if self.shard else self.valid_transcripts,
+            transcripts=0 if is_sharded(self.shard) else self.valid_transcripts,
             metric=self.patience_by,
             sizes={"channels": self.channels, "ctc_weight": self.ctc_weight},
         )

@@ -172,12 +172,12 @@ class _Watched(TextClassification):
         loader = DataLoader(Numbered(self, split, order), batch_size=batch_size, collate_fn=self.collate)
         device = next(model.parameters()).device
         logits, features = [], []
-        with evaluating(model), torch.no_grad(), _input_of_last_layer(model) as inputs:
+        with evaluating(model), torch.no_grad(), _last_layer(model) as calls:
             for batch in loader:
                 del batch["labels"]
                 out = model(**{name: value.to(device) for name, value in batch.items()})
                 logits.append(out.logits.float().cpu())
-                features.append(inputs.pop().float().cpu())
+                features.append(_behind(out.logits, *calls.pop()).float().cpu())
         back = torch.tensor(order).argsort()
         return torch.cat(logits)[back], torch.cat(features)[back]
 
@@ -200,8 +200,8 @@ class _Rates(TrainerCallback):
 
 
 @contextmanager
-def _input_of_last_layer(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """In a `with` block, the inputs (B, d) of the linear layer that gives the logits, of every forward pass."""
+def _last_layer(model: PreTrainedModel) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """In a `with` block, inputs and outputs of the linear layer that gives the logits, of every forward pass."""
     layers = [
         module for module in model.modules()
         if isinstance(module, nn.Linear) and module.out_features == model.config.num_labels
@@ -210,9 +210,24 @@ def _input_of_last_layer(model: PreTrainedModel) -> Iterator[list[Tensor]]:
         raise ValueError(
             f"a {type(model).__name__} has no linear layer that gives its {model.config.num_labels} logits"
         )
-    inputs: list[Tensor] = []
-    handle = layers[-1].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((given[0], output))
+
+    handle = layers[-1].register_forward_hook(note)
     try:
-        yield inputs
+        yield calls
     finally:
         handle.remove()
+
+
+def _behind(logits: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+    """The inputs (B, d) of a linear layer that logits (B, C) come from.
+
+    A decoder's layer reads all positions (B, N, d), and the outputs of one of them are the logits.
+    """
+    if inputs.dim() == 2:
+        return inputs
+    at = (outputs - logits[:, None]).abs().sum(-1).argmin(1)
+    return inputs[torch.arange(len(at), device=at.device), at]

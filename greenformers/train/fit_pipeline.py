@@ -137,7 +137,7 @@ class _Run:
                 try:
                     scores = self.objective.evaluate(whole, "valid", 4 * self.schedule.batch_size)
                 except NotANumberError as error:
-                    raise diverged(rate, progress.global_step, "outputs are nan") from error
+                    raise diverged(self.schedule.learning_rate, progress.global_step, "outputs are nan") from error
                 self._log(events, {f"eval_{name}": value for name, value in scores.items()})
             if control.should_save and progress.is_world_process_zero:
                 self._save(state.weights(whole), moments)

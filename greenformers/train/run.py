@@ -324,15 +324,29 @@ def _save_model(folder: Path, task: Task, tensors: dict[str, Tensor]) -> None:
 
 
 class _Metrics(TrainerCallback):
-    """Writes the log to a file of JSON lines."""
+    """Writes the log to a file of JSON lines: whole once, then what is new, as whole it takes longer at every entry."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._written = path, 0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._written = 0  # a run that goes on has the log of its checkpoint, which may end before that of the file
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.is_world_process_zero:
-            lines = [json.dumps(entry) + "\n" for entry in state.log_history if "train_runtime" not in entry]
-            checkpoint.replace(self._path, "".join(lines))
+        if not state.is_world_process_zero:
+            return
+        new = [entry for entry in state.log_history[self._written :] if "train_runtime" not in entry]
+        text = "".join(json.dumps(entry) + "\n" for entry in new)
+        if self._written:
+            with self._path.open("a") as file:
+                file.write(text)
+        else:
+            checkpoint.replace(self._path, text)
+        self._written = len(state.log_history)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if state.is_world_process_zero and self._path.is_file():
+            checkpoint.sync(self._path)
 
 
 class _Snapshots(TrainerCallback):

@@ -15,6 +15,9 @@ from greenformers.model.memory import SegmentMemory
 from greenformers.train.objective import Batch, Example, Objective
 from greenformers.train.stream import Numbered
 
+AT_ONCE = 10_000
+"""Lines that are tokenized at once: of a token a tokenizer holds about 200 bytes, of which its number takes 4."""
+
 
 class LanguageModelling(Objective):
     """Blocks of `length` tokens, cut one after the other from a running text; the remainder at its end is dropped.
@@ -69,12 +72,13 @@ class LanguageModelling(Objective):
 def encoded(tokenizer: PreTrainedTokenizerFast, text: str) -> Tensor:
     """The tokens of a text (n,) int32, without special tokens. The text is cut at line ends, as long ones are slow."""
     lines = text.splitlines(keepends=True)
-    rows = (
-        tokenizer(lines, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        if lines
-        else []
-    )
-    return torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+    parts = [torch.empty(0, dtype=torch.int32)]
+    for start in range(0, len(lines), AT_ONCE):
+        rows = tokenizer(
+            lines[start : start + AT_ONCE], add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        parts.append(torch.tensor([token for row in rows for token in row], dtype=torch.int32))
+    return torch.cat(parts)
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from zoo import inputs, network, outputs
 
 import greenformers
-from greenformers.changes import Exits
+from greenformers.changes import Exits, Given
 from greenformers.changes._exit_check import fitting
 from greenformers.changes._exit_modules import EncoderExit, Rule
 from greenformers.changes._exit_passes import Scripted, named, selected
@@ -29,6 +30,7 @@ from greenformers.export.write import write
 from greenformers.measure.flops import flops
 from greenformers.model import GreenformerConfig, GreenformerModel
 from greenformers.position import Rotation
+from greenformers.train.run import Stopped
 
 LAYERS, ROWS, LONGEST = 5, 11, 13
 KINDS = {
@@ -408,6 +410,20 @@ def test_no_more_is_lost_than_is_allowed_and_the_layers_stay(kind: str) -> None:
     assert len(report.units) == LAYERS - 1
     losses = [entry["eval_distance"] for entry in report.steps[0].report.log if "eval_distance" in entry]
     assert losses[-1] < losses[0]
+
+
+def test_a_signal_ends_the_training_of_exits_and_there_are_none() -> None:
+    """The signal was lost, and exits of a few steps were taken for those of all."""
+    model = network("bert", "BertForSequenceClassification", num_labels=3, num_hidden_layers=LAYERS)
+
+    def told(step: str, share: float) -> None:
+        if step == "training exits" and share == 0.25:
+            signal.raise_signal(signal.SIGTERM)
+
+    rows = Reader.of(model, tokenizer("bert"), 11).rows(Texts("texts", [(text,) for text in sentences(TEXTS)]))
+    with pytest.raises(Stopped):
+        Exits(4, 16, lose=0.3).apply(model, Given(training=rows, progress=told))
+    assert not exits_in(model)
 
 
 def test_layers_learn_too_where_they_are_asked_to() -> None:

@@ -2,8 +2,11 @@
 
 import copy
 import math
+import random
+import signal
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,13 +24,15 @@ from greenformers.changes import Given, Heal
 from greenformers.changes._distillation import Distillation
 from greenformers.changes._losses import hidden, layer_map
 from greenformers.changes._student import WEIGHTS, Student
-from greenformers.changes._while_learning import in_full
+from greenformers.changes._while_learning import draws_apart, in_full
 from greenformers.data._reader import Reader
 from greenformers.data._tasks import task_of
 from greenformers.data._texts import Texts
 from greenformers.solve.factorise import factorise
 from greenformers.train.checkpoint import newest_finite, write
 from greenformers.train.optimizer import muon_and_adamw
+from greenformers.train.run import Stopped
+from greenformers.train.shard import ASKED
 
 TEXTS = [f"{'a ' * (n % 5)}{word} {n}" for n, word in enumerate(["red", "green", "blue", "pale", "dark"] * 16)]
 
@@ -237,6 +242,67 @@ def test_a_healing_that_was_stopped_goes_on(tmp_path):
         assert torch.equal(weight, other)
 
 
+def test_a_healing_that_a_signal_ends_leaves_the_network_as_it_was():
+    """Half of the training was left in it, with which the same call then compared the end of it."""
+    small, original = pair()
+    before = {name: x.clone() for name, x in small.state_dict().items()}
+
+    def told(_, share):
+        if share == 0.25:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        HEALING.but(steps=4).apply(small, replace(given(original), progress=told))
+    assert all(x.equal(before[name]) for name, x in small.state_dict().items())
+    assert not any(part.training for part in small.modules())
+
+
+def test_random_numbers_go_on_as_if_nothing_was_healed():
+    """After each training of one seed the same were drawn."""
+
+    def drawn():
+        return torch.rand(()).item(), np.random.rand(), random.random()
+
+    def seed():
+        torch.manual_seed(5)
+        np.random.seed(5)
+        random.seed(5)
+
+    small, original = pair()
+    with draws_apart():
+        seed()
+        expected = drawn()
+        seed()
+        HEALING.but(steps=1).apply(small, given(original))
+        assert drawn() == expected
+
+
+def test_a_copy_that_is_sharded_leaves_out_nothing_either(monkeypatch):
+    """Dropout was off in the network, and not in its copy, which is what learns."""
+    shares, forward = [], Student.forward
+
+    def spied(self, **batch):
+        shares.extend(part.p for part in self.model.modules() if isinstance(part, torch.nn.Dropout))
+        return forward(self, **batch)
+
+    monkeypatch.setattr(Student, "forward", spied)
+    small, original = pair()
+    HEALING.but(steps=1, shard=True).apply(small, given(original))
+    assert shares
+    assert not any(shares)
+
+
+def test_a_healing_that_ends_in_no_number_leaves_the_network_as_it_was(monkeypatch):
+    """NaN is not above any distance, and was saved as a success."""
+    small, original = pair()
+    before = {name: x.clone() for name, x in small.state_dict().items()}
+    judged = iter([1.0, math.nan])
+    monkeypatch.setattr(Distillation, "evaluate", lambda *_: {"distance": next(judged)})
+    report = HEALING.but(steps=1).apply(small, given(original))
+    assert "distance 1 -> nan: farther than before, so all weights are as they were before" in report.summary
+    assert all(x.equal(before[name]) for name, x in small.state_dict().items())
+
+
 def test_a_healing_that_leads_away_leaves_the_network_as_it_was():
     """What hardly differs from its teacher loses by large steps, which was saved as a success."""
     original = network()
@@ -338,6 +404,16 @@ def test_processes_are_counted_before_any_work(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="batch must be a multiple of 3, processes x accumulate, got 4"):
         Heal(2, batch_size=4).check(small, [], given(original))
+
+
+@pytest.mark.parametrize("option", [{"movement": 0.5}, {"aware": True}, {"muon_rate": 0.1}])
+def test_what_cannot_be_sharded_is_refused_where_accelerate_shards(monkeypatch, option):
+    """Of movement the copy that learns was never pruned, and the network in the end at once."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(ASKED, "true")
+    small, original = pair()
+    with pytest.raises(ValueError, match=r"shard (and \w+ )?exclude each other"):
+        Heal(2, batch_size=4, **option).check(small, [], given(original))
 
 
 def test_logits_of_a_network_without():

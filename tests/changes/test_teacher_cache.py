@@ -17,6 +17,7 @@ from greenformers.changes import Bits, Given, Heal, Narrow, _distillation, _teac
 from greenformers.changes._distillation import Distillation
 from greenformers.changes._student import Student
 from greenformers.changes._teacher_cache import INDEX
+from greenformers.data._pooling import SentencePooling, attach
 from greenformers.data._rows import Rows
 
 Patch = pytest.MonkeyPatch
@@ -157,6 +158,15 @@ def test_another_teacher_is_refused(spoil: Callable[[PreTrainedModel, Path], Non
     spoil(original, tmp_path / "cache")
     with pytest.raises(ValueError, match=said):
         heal(small, original, tmp_path / "cache")
+
+
+def test_vectors_of_another_pooling_are_refused(tmp_path: Path) -> None:
+    """They are made by the pooling of the student, of which the folder said nothing."""
+    small, original = pair()
+    heal(copy.deepcopy(small), original, tmp_path / "cache", steps=1)
+    attach(small, SentencePooling(("cls",)))
+    with pytest.raises(ValueError, match="name another folder"):
+        heal(small, original, tmp_path / "cache", steps=1)
 
 
 def test_what_cannot_be_kept_is_refused_before_work(tmp_path: Path) -> None:

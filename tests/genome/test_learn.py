@@ -111,6 +111,26 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, genome: Path, kind: s
     assert (out / "file" if kind == "folder" else out).read_text() == "x"
 
 
+def test_what_is_stopped_as_it_is_written_leaves_nothing(
+    tmp_path: Path, genome: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It left a folder that the same command refused then, or took for whole."""
+
+    def stopped(_: PreTrainedTokenizerFast, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "tokenizer.json").write_text("{")
+        raise KeyboardInterrupt
+
+    options, out = TokenOptions(reference=genome, size=40, pattern="11", starts=1), tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedTokenizerFast, "save_pretrained", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            learn(options, out)
+    assert not out.exists()
+    learn(options, out)
+    assert PreTrainedTokenizerFast.from_pretrained(out).init_kwargs["kmer_pattern"] == "11"
+
+
 def test_an_empty_folder_is_written_into(tmp_path: Path, genome: Path) -> None:
     (tmp_path / "new").mkdir()
     learn(TokenOptions(reference=genome, size=75, starts=1), tmp_path / "new")

@@ -1,6 +1,7 @@
 """Encoded people: part of the region, splits, and how many of each symbol everybody has."""
 
 import json
+import tracemalloc
 from itertools import chain
 from pathlib import Path
 
@@ -58,6 +59,20 @@ def test_a_part_has_the_same_counts(path):
     # What is inserted after the last position belongs to it.
     assert len(People.load(path, "19:101-108").pairs[3]) == 10
     assert len(People.load(path, "19:109-110").pairs[3]) == 2
+
+
+def test_counts_take_no_more_memory_than_the_pairs_where_few_positions_differ():
+    pairs = [np.zeros(4_000, np.uint8) for _ in range(100)]
+    pairs[7][5] = 1
+    names = [str(number) for number in range(len(pairs))]
+    people = People(Region("19", 0, 4_000), "iupac", names, pairs, np.zeros(100, np.int64), ["0", "1"])
+    tracemalloc.start()
+    counts, features = people.counts()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < sum(map(len, pairs))
+    assert features == [(6, "C")]
+    assert counts.sum(axis=0).tolist() == [1]
 
 
 def test_cut_is_the_whole_between_its_ends():

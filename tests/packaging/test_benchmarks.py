@@ -376,6 +376,30 @@ def test_trainings_of_augmented_recognisers_have_folders_of_their_own(monkeypatc
     assert (folders["none-lrt-32-0-"].rank, folders["none-lrt-32-0-"].noise) == (32, False)
 
 
+def test_a_new_speaker_is_learnt_by_adamw_and_all_are_judged_by_takes_that_are_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, learnt, said = script("speech_adapt"), list[Any](), set[tuple[str, bool]]()
+
+    def said_by(_: Path, split: str, count: int, *, own: bool, **__: Any) -> Any:
+        said.add((split, own))
+        return [(None, f"one {split}")] * count
+
+    monkeypatch.setattr(module.Training, "trained", lambda *_: tmp_path)
+    monkeypatch.setattr(module, "ensure", lambda _, settings, __: learnt.append(settings))
+    monkeypatch.setattr(module, "said_by", said_by)
+    monkeypatch.setattr(module, "write", lambda *_: 1.0)
+    monkeypatch.setattr(module.Recogniser, "load", lambda _: None)
+    monkeypatch.setattr(module, "recognised", lambda _, waves, **__: ["one valid"] * len(waves))
+    run = parsed(module, "--quick", "--runs", str(tmp_path))
+    module.main(run)
+    # Of the others takes 0 to 4 were learnt before; 5 to 7 are those of "valid".
+    assert said == {("test", True), ("valid", False), ("train", True)}
+    assert {(own.optimizer, own.asked_optimizer, own.held_out) for own in learnt} == {("adamw", "adamw", None)}
+    wrong = {(record.setting["test"], record.value > 0) for record in run.known() if record.metric == "cer"}
+    assert wrong == {(module.HELD_OUT, True), (module.OTHERS, False)}
+
+
 def test_times_are_those_of_words_that_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
@@ -790,6 +814,67 @@ def test_what_a_shape_takes_is_foreseen_by_other_shapes(monkeypatch: pytest.Monk
     records = module.foreseen(parsed(module), "gptq", work, seconds, {"float32": 1.0, "float64": 1.0}, 2)
     assert fits == [6, 4, 4, 4]
     assert records[0].value > 0.1
+
+
+def test_blocks_of_the_file_are_not_compressed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, blocks, foreseen = script("compress_costs"), list[Any](), list[Any]()
+
+    def a_block(*block: Any) -> float:
+        if len(blocks) == 3:
+            raise KeyboardInterrupt
+        blocks.append(block)
+        return float(len(blocks))
+
+    monkeypatch.setattr(module, "a_block", a_block)
+    monkeypatch.setattr(module, "rate", lambda _: 1.0)
+    monkeypatch.setattr(module, "foreseen", lambda _, __, ___, seconds, *____: foreseen.append([*seconds]) or [])
+    words = ("--quick", "--json", str(tmp_path / "records.jsonl"))
+    with pytest.raises(KeyboardInterrupt):
+        module.main(parsed(module, *words))
+    del blocks[:1]  # so that one more is allowed
+    module.main(parsed(module, *words))
+    assert blocks[-1] == (module.SHAPES[1], "gptq", 2)
+    assert foreseen == [[1.0, 2.0, 3.0, 3.0]]
+
+
+def test_what_was_healed_is_not_healed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, made = script("healed_for_short"), list[Any]()
+    texts = SimpleNamespace(lines=["a"])
+    monkeypatch.setattr(module, "minilm", lambda _: ({}, None))
+    monkeypatch.setattr(module, "judged_by", lambda _: (texts, None))
+    monkeypatch.setattr(module, "as_ranked_by", lambda *_: texts)
+    monkeypatch.setattr(module.Reader, "of", lambda *_: None)
+    monkeypatch.setattr(module, "corpus", lambda *_: ["a", "b"])
+    monkeypatch.setattr(module, "compress", lambda *_, **given: made.append(given["texts"]))
+    monkeypatch.setattr(module, "judge", lambda *_: {"small": {"spearman": (90.0, None)}})
+    for _ in range(2):
+        assert module.main(parsed(module, "--quick", "--json", str(tmp_path / "records.jsonl")))
+    assert made == [["b"]] * 4
+
+
+def test_what_a_command_made_is_not_made_again_and_has_no_time_where_it_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, commands = script("block_by_block"), list[Path]()
+
+    def duration(*given: Any) -> float:
+        commands.append(given[-1])
+        if len(commands) == 2:
+            raise KeyboardInterrupt
+        return 3.0
+
+    monkeypatch.setattr(module, "duration", duration)
+    first, second = (module.place(tmp_path, variant) for variant in ("low rank 0.5, whole", "low rank 0.5, block"))
+
+    def made(out: Path) -> float:
+        return float(module.made("model", tmp_path, 8, [], out))
+
+    assert [made(first), made(first)] == [3.0, 3.0]
+    with pytest.raises(KeyboardInterrupt):
+        made(second)
+    assert math.isnan(made(second))
+    assert math.isnan(made(second))
+    assert commands == [first, second, second]
 
 
 def test_what_was_deployed_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

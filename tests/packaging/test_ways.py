@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,6 +299,14 @@ def test_a_halting_is_chosen_on_the_validation_set_and_fixed_exits_do_not_count(
     run = parsed(module.BENCHMARK)
     assert module.main(run) == met
     assert module.table(translations(0, 29.9) + translations(1, 29.9)).row_count == 7
+
+
+def test_layers_behind_the_end_of_a_text_do_not_count() -> None:
+    module, counts = import_module("depth_adaptive"), [0, 0]
+    count = module.counter(counts, (0, 3))
+    for tokens, layers in (([2, 2, 2], [4, 5, 6]), ([7, 7, 3], [1, 2, 6]), ([0, 3, 0], [6, 6, 6])):
+        count(None, (torch.tensor(tokens)[:, None],), SimpleNamespace(steps=torch.tensor(layers)[:, None]))
+    assert counts == [4 + 5 + 6 + 1 + 2, 5]
 
 
 # Accelerators.

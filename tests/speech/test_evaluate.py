@@ -277,6 +277,12 @@ def test_runs_of_the_same_name_are_both_shown_or_refused(runs, tmp_path):
     assert table(records).row_count == 2
 
 
+def test_the_current_folder_has_a_name(runs, folder, monkeypatch):
+    monkeypatch.chdir(runs[0])
+    records, _ = evaluate([Path(), runs[1]], "test", search=SEARCH, corpus=str(folder), limit=1, repeats=1)
+    assert list(dict.fromkeys(record.variant for record in records)) == ["dense", "small"]
+
+
 def test_runs_that_hear_otherwise_are_not_fed_sound_of_another_rate(runs, folder, tmp_path):
     """The second hears 8,000 samples a second, which those of the first one's 4,000 are not."""
     other = finished(tmp_path / "other", folder, steps=1, rate=8_000, n_fft=128, window=128, hop=80)

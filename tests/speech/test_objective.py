@@ -21,6 +21,7 @@ from greenformers.speech.settings import SpeechSettings
 from greenformers.train import run
 from greenformers.train.settings import Settings
 from greenformers.train.settings_file import read
+from greenformers.train.shard import ASKED
 
 pytest.importorskip("soundfile", reason="the speech extra is not installed")
 pytest.importorskip("jiwer", reason="the speech extra is not installed")
@@ -447,6 +448,15 @@ def test_transcripts_at_an_evaluation_are_the_first_ones_or_none(folder):
     assert set(settings(folder, valid_transcripts=0).task().objective.evaluate(model, "valid", 5)) == {
         "loss", "perplexity",
     }  # fmt: skip
+
+
+def test_nothing_is_transcribed_where_accelerate_shards(folder, monkeypatch):
+    """The search called parts of the network, whose weights are whole inside the network's call alone."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(ASKED, "true")
+    assert [settings(folder, shard=shard).task().objective.transcripts for shard in (False, True)] == [0, 0]
+    monkeypatch.delenv(ASKED)
+    assert settings(folder).task().objective.transcripts == SpeechSettings.valid_transcripts
 
 
 def test_early_stopping_by_the_error_rate(tmp_path, folder):

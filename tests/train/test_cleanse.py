@@ -6,7 +6,13 @@ import pytest
 import torch
 from tiny import SIZES, characters
 from torch.testing import assert_close
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
 from greenformers.data import Examples, Labelled
 from greenformers.lowrank.linear import LED
@@ -74,6 +80,17 @@ def test_what_is_observed_is_what_the_network_gives() -> None:
     assert len(seen.rates) == 3
     assert seen.rates[1] > seen.rates[0] > 0
     assert seen.rates.sum() < 12 * 3e-3
+
+
+def test_of_a_decoder_the_position_of_the_logits_is_observed() -> None:
+    """Batches of texts of other lengths could not be put together."""
+    sizes = {"n_embd": 12, "n_layer": 1, "n_head": 2, "n_positions": 16, "num_labels": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    marks = {"bos_token_id": 1, "eos_token_id": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(vocab_size=len(characters()), **sizes, **marks))
+    seen, _ = watch(model, data(), characters(), Schedule(steps=1, batch_size=2), length=16)
+    assert seen.features.shape == (1, 24, 12)
+    assert_close(model.score(seen.features[-1]).detach(), seen.logits[-1])
 
 
 def test_no_network_is_trained_on_what_it_observes() -> None:

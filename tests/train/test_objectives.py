@@ -17,6 +17,7 @@ from greenformers.train.schedule import Schedule
 from greenformers.train.seq2seq import Seq2Seq
 from greenformers.train.stream import generator
 from greenformers.train.task import objective_name, texts_of
+from greenformers.train.text import encoded
 
 PAIRS = Pairs(
     "written", "en", "de",
@@ -54,6 +55,21 @@ def test_a_hopeless_model_has_a_perplexity_all_the_same() -> None:
 
 
 # Running text.
+
+
+def test_a_long_text_is_tokenized_some_lines_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, asked = characters("ab\ncd\n"), []
+
+    def spied(lines, **options):
+        asked.append(len(lines))
+        return tokenizer(lines, **options)
+
+    monkeypatch.setattr("greenformers.train.text.AT_ONCE", 3)
+    text = "ab\ncd\n" * 4
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    assert encoded(spied, text).tolist() == ids  # type: ignore[arg-type]
+    assert asked == [3, 3, 2]
+    assert encoded(tokenizer, "").tolist() == []
 
 
 def test_blocks_tile_the_text() -> None:

@@ -1,10 +1,12 @@
 """The stages of a pipeline, one after the other in this process, are the model; what cannot be spread is refused."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from greenformers.measure.quality import NotANumberError
 from greenformers.model import (
     GreenformerConfig,
     GreenformerForCausalLM,
@@ -12,6 +14,8 @@ from greenformers.model import (
     GreenformerForSeq2SeqLM,
     GreenformerForSequenceClassification,
 )
+from greenformers.train.callbacks import DivergedError
+from greenformers.train.fit_pipeline import _Run
 from greenformers.train.pipeline import Stage, checked
 from greenformers.train.schedule import Schedule
 
@@ -124,3 +128,18 @@ def test_a_run_that_has_no_pipeline_is_refused(
     with pytest.raises(ValueError, match=r"pipeline|batch|stages") as caught:
         checked(GreenformerForMaskedLM(config()), Schedule(**options), micro_batches, stages, processes)
     assert str(caught.value) == message
+
+
+def test_a_training_that_diverges_names_the_rate_that_was_asked_for() -> None:
+    """It named that of the step, which at the end of a cosine is next to 0."""
+
+    def evaluate(*_: Any) -> dict[str, float]:
+        raise NotANumberError
+
+    run = SimpleNamespace(
+        control=SimpleNamespace(should_log=False, should_evaluate=True, should_save=False),
+        progress=SimpleNamespace(global_step=9), schedule=Schedule(learning_rate=0.25),
+        pipeline=SimpleNamespace(gather=lambda: (None, {})), objective=SimpleNamespace(evaluate=evaluate),
+    )  # fmt: skip
+    with pytest.raises(DivergedError, match=r"at a learning rate of 0.25: outputs are nan after 9 steps"):
+        _Run._follow(run, None, 1e-9)  # type: ignore[arg-type]

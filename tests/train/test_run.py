@@ -76,6 +76,25 @@ def test_a_run_leaves_settings_metrics_scores_and_a_model_that_loads(runs, name:
     assert run.metrics_of(folder)[-2]["loss"] > 0
 
 
+def test_the_log_is_written_whole_once_and_then_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was written whole at every entry, which of 10,000 entries takes longer than a step."""
+    whole, replace_file = [], run.checkpoint.replace
+    monkeypatch.setattr(run.checkpoint, "replace", lambda *given: whole.append(given) or replace_file(*given))
+    metrics, state = run._Metrics(tmp_path / "metrics.jsonl"), TrainerState()
+    entries = [{"loss": 1 / step, "step": step} for step in range(1, 6)]
+    for length, last in ((1, 5), (3, 4)):  # a run, and what goes on from a checkpoint of its third step
+        state.log_history = entries[: length - 1]
+        metrics.on_train_begin(None, state, None)
+        for entry in entries[length - 1 : last]:
+            state.log_history.append(entry)
+            metrics.on_log(None, state, None)
+        state.log_history.append({"train_runtime": 1.0})
+        metrics.on_log(None, state, None)
+        metrics.on_train_end(None, state, None)
+        assert run.metrics_of(tmp_path) == entries[:last]
+    assert len(whole) == 2
+
+
 @pytest.mark.parametrize("name", ["masked_lm", "causal_lm", "seq2seq"])
 def test_the_model_that_is_left_has_the_scores_that_were_told(runs, name: str) -> None:
     writing = GREEDY if name == "seq2seq" else None
