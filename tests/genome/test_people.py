@@ -62,10 +62,10 @@ def test_a_part_has_the_same_counts(path):
 
 
 def test_counts_take_no_more_memory_than_the_pairs_where_few_positions_differ():
-    pairs = [np.zeros(4_000, np.uint8) for _ in range(100)]
+    pairs = [np.zeros(4_000, np.uint8) for _ in range(300)]
     pairs[7][5] = 1
     names = [str(number) for number in range(len(pairs))]
-    people = People(Region("19", 0, 4_000), "iupac", names, pairs, np.zeros(100, np.int64), ["0", "1"])
+    people = People(Region("19", 0, 4_000), "iupac", names, pairs, np.zeros(300, np.int64), ["0", "1"])
     tracemalloc.start()
     counts, features = people.counts()
     _, peak = tracemalloc.get_traced_memory()
