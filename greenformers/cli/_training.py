@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,12 @@ _FIXED: dict[str, tuple[object, object]] = {
 
 
 def training(
-    kind: type[Training], about: str, use: Callable[..., None] | None = None, **options: tuple[object, object]
+    kind: type[Training],
+    about: str,
+    use: Callable[..., None] | None = None,
+    *,
+    without: Sequence[str] = (),
+    **options: tuple[object, object],
 ) -> Callable[..., None]:
     """The command that trains with settings of one kind.
 
@@ -38,6 +43,7 @@ def training(
         about: Help text of the command.
         use: Function that is called with the settings that were given, the folder of the run, whether to resume, and
             the options by name; by default it trains one run.
+        without: Settings that are no flags of the command, as those are not that the kind has no use for.
         **options: Annotation and default of further options of the command, by name.
     """
 
@@ -51,7 +57,7 @@ def training(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, (annotation, default) in (_FIXED | options).items()
     ]
-    train.__signature__ = inspect.Signature(fixed + _as_flags(kind))  # type: ignore[attr-defined]
+    train.__signature__ = inspect.Signature(fixed + _as_flags(kind, {*without, *kind.unused}))  # type: ignore[attr-defined]
     return train
 
 
@@ -150,7 +156,8 @@ def _without_feed_forward(block: str | None, named: dict[str, Any]) -> bool:
     return data not in names() or _kind(data) not in (Pairs, Summaries)
 
 
-def _as_flags(kind: type[Training]) -> list[inspect.Parameter]:
-    """One flag for each setting, those of the kind before those of all training; flags that are not given are None."""
+def _as_flags(kind: type[Training], without: Collection[str]) -> list[inspect.Parameter]:
+    """A flag for each other setting, those of the kind before those of all training; what is not given is None."""
     shared = {entry.name for entry in fields(Training)}
-    return sorted(flags(kind, unset=True), key=lambda flag: flag.name in shared)
+    own = [flag for flag in flags(kind, unset=True) if flag.name not in without]
+    return sorted(own, key=lambda flag: flag.name in shared)

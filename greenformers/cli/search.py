@@ -8,6 +8,7 @@ import typer
 from greenformers.cli import _terminal as terminal
 from greenformers.cli._search import share, times
 from greenformers.cli._training import training
+from greenformers.search import UNSEARCHED
 from greenformers.train.settings import Settings
 
 if TYPE_CHECKING:
@@ -121,5 +122,6 @@ search = training(
     A search that was stopped goes on with --resume.
     """,
     searched,
+    without=UNSEARCHED,
     **OPTIONS,
 )

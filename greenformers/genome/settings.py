@@ -4,7 +4,7 @@ import json
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from greenformers.train.setting import setting
 from greenformers.train.settings import Training
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Network(Training):
     """Settings of the network and its optimiser, by default those of Cahyawijaya 2021."""
+
+    unused: ClassVar[tuple[str, ...]] = ("memory", "decoder_layers")
 
     tokens: str | None = setting(None, "Folder of `genome tokenize`; by default the tokenizer of the run in init.")
     length: int = setting(4096, "Longest sequence in tokens.")
@@ -51,13 +53,6 @@ class Network(Training):
         if self.k is not None or (name := rank_option(self.variant)) is None or name in (self.option or {}):
             return super().sizes()
         return replace(self, k=min(256, self.length)).sizes()
-
-    def check_unused(self) -> None:
-        """Raise ValueError where a memory of earlier segments or layers of a decoder are asked for."""
-        if self.memory:
-            raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
-        if self.decoder_layers is not None:
-            raise ValueError(f"decoder_layers is of seq2seq: must be left out, got {self.decoder_layers}")
 
     def tokenizer(self) -> "PreTrainedTokenizerFast":
         """The tokenizer of the settings, or that of the run in `init`.

@@ -13,6 +13,7 @@ from rich.console import Console
 from greenformers.measure.parameters import parameters
 from greenformers.measure.record import Record, with_ratios
 from greenformers.model.variant import control
+from greenformers.search import UNSEARCHED
 from greenformers.search.bound import Bound
 from greenformers.search.hurdles import TOP, Hurdles, NetworkPlan, by_chance, by_evolution
 from greenformers.search.network_lab import NetworkLab, with_validation
@@ -203,9 +204,8 @@ def again(hurdles: Hurdles, out: Path, others: Others | None = None) -> Trial:
 def _prepared(
     base: Settings, out: Path, job: NetworkJob, told: Callable[[Hurdles, Trial], None], others: Others
 ) -> tuple[Hurdles, Objective]:
-    for name, value in {"init": None, "lottery_rounds": 0, "micro_batches": None, "patience": None, "shard": False,
-                         "snapshots": None, "decoder_layers": None}.items():  # fmt: skip
-        if getattr(base, name) != value:
+    for name in UNSEARCHED:
+        if getattr(base, name) != getattr(Settings, name):
             raise ValueError(f"{name} is not for a search: it must be left out, got {getattr(base, name)}")
     if control(base.variant) is not None:
         raise ValueError(f"variant {base.variant} is a control of lrt, which is not for a search: name another")

@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from greenformers.train.setting import setting
 from greenformers.train.settings import Training
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SpeechSettings(Training):
     """Settings of a run on speech: corpus, network and training."""
+
+    unused: ClassVar[tuple[str, ...]] = ("memory", "pooling", "micro_batches", "stages")
 
     corpus: str = setting(".", "Folder of the corpus, or a manifest (.tsv, .csv, .jsonl: path and text) to train on.")
     layout: str | None = setting(
@@ -89,14 +91,7 @@ class SpeechSettings(Training):
         from greenformers.train.shard import is_sharded
         from greenformers.train.task import MODEL, Task
 
-        if self.micro_batches is not None:
-            raise ValueError(f"micro_batches is not for speech: must be left out, got {self.micro_batches}")
-        if self.memory:
-            raise ValueError(f"memory is of causal_lm: must be left out, got {self.memory}")
-        if self.pooling != SpeechSettings.pooling:
-            raise ValueError(
-                f"pooling makes one vector of a sequence, which speech has no use for; got {self.pooling!r}"
-            )
+        self.check_unused()
         if self.patience is None and self.patience_by != SpeechSettings.patience_by:
             raise ValueError(f"patience_by goes with patience, which is not given; got {self.patience_by!r}")
         if self.patience_by not in METRICS:

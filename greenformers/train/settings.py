@@ -27,6 +27,8 @@ class Training(NetworkSettings):
 
     places: ClassVar[tuple[str, ...]] = ()
     """Settings that name folders within that of the run's work, which may be moved: a run is the same elsewhere."""
+    unused: ClassVar[tuple[str, ...]] = ()
+    """Settings that this kind of run has no use for: no flags of its command, and refused in files."""
 
     init: str | None = setting(
         None, "Run folder to start from: its tokenizer is used, and all of its weights that fit."
@@ -177,6 +179,12 @@ class Training(NetworkSettings):
         if not all(word.isdecimal() for word in words):
             raise ValueError(f"snapshots must be whole numbers with commas between, got {self.snapshots!r}")
         return sorted(map(int, words))
+
+    def check_unused(self) -> None:
+        """Raise ValueError where a setting is given that this kind of run has no use for."""
+        for name in self.unused:
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name} has no use here: it must be left out, got {getattr(self, name)}")
 
     def differs(self, other: "Training") -> list[str]:
         """Names of the settings in which a run differs from another, its places aside."""

@@ -273,6 +273,7 @@ def faulty(there, before, risk, tmp_path_factory) -> Path:  # noqa: ARG001
         "mark.tsv": head + columns + "".join(line[:-20] + "!" + line[-19:] for line in lines),
         "cut.tsv": text[:-20],
         "wrong.toml": "hiden = 3\n",
+        "memory.toml": "memory = 8\n",
     }.items():
         (folder / name).write_text(content)
     shown(folder, "tokenize --reference ref.fa --mode haplotype --size 60 --starts 2 --out bases")
@@ -288,8 +289,7 @@ REFUSED = {
     "pretrain --tokens tokens": "name a reference or sequences, one of them",
     "pretrain --reference ref.fa --tokens gone": "tokens must be a folder of `genome tokenize`.*got 'gone'",
     "genome --steps 0": "steps must be at least 1, got 0",
-    "genome --decoder-layers 5": "decoder_layers is of seq2seq: must be left out, got 5",
-    "risk --decoder-layers 5": "decoder_layers is of seq2seq: must be left out, got 5",
+    "genome memory.toml": "memory has no use here: it must be left out, got 8",
     "genome --dropout nan": r"dropout must be in \[0, 1\), got nan",
     "genome --k 65": r"k must be in 1\.\.64 \(the longest sequence\), got 65",
     "genome --alphabet greek": "alphabet must be one of iupac, thesis; got 'greek'",

@@ -1,5 +1,6 @@
 """`greenformers search`, from the command line to a run that is read again."""
 
+import inspect
 import json
 import re
 from functools import partial
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 from command_line import run
 
+from greenformers.cli.search import search
+from greenformers.search import UNSEARCHED
 from greenformers.search.network_lab import NetworkLab
 from greenformers.search.tries import Tries
 from greenformers.train import run as runs
@@ -103,7 +106,6 @@ def test_another_best_takes_the_place_of_one_that_was_stopped(
      (("--attentions", "linformr", "--vary", "attention"), "attentions must be of"),
      (("--attentions", "linformer"), "name it in --vary"), (("--variant", "narrow"), "variant narrow is a control"),
      (("--strategy", "one-shot"), "it needs faster"), (("--minutes", "0"), "minutes must be above 0"),
-     (("--patience", "2"), "patience is not for a search"),
      (("--low-rank-training", "spectral"), "low_rank_training spectral is for low-rank layers"),
      (("--lose", "many"), "lose must be a share")],
 )  # fmt: skip
@@ -115,6 +117,15 @@ def test_mistakes_are_one_line(
     assert said in shown
     assert len(shown.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_that_no_search_takes_are_no_flags_and_refused_in_files(
+    tmp_path: Path, monkeypatch: Patch, capsys: Captured
+) -> None:
+    assert not {*UNSEARCHED} & {*inspect.signature(search).parameters}
+    (tmp_path / "settings.toml").write_text("patience = 2\n")
+    assert run(monkeypatch, *WORDS, str(tmp_path / "settings.toml"), "--out", str(tmp_path / "found")) == 2
+    assert "patience is not for a search: it must be left out, got 2" in capsys.readouterr().err
 
 
 def test_too_short_a_time_is_refused_with_the_least(tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:

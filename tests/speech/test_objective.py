@@ -316,9 +316,9 @@ def test_texts_longer_than_the_positions_are_told(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"memory": 8}, "memory is of"),
+        ({"memory": 8}, "memory has no use here"),
         ({"patience_by": "cer"}, "patience_by goes"),
-        ({"pooling": "pma"}, "pooling makes one vector of a sequence, which speech has no use for; got 'pma'"),
+        ({"pooling": "pma"}, "pooling has no use here: it must be left out, got pma"),
     ],
 )
 def test_settings_without_effect_are_refused(folder, given, said):
