@@ -181,10 +181,14 @@ class _Work:
         at = {**self.setting, "split": "valid", "seed": settings.seed} | own.rates
         if known := self.run.remembered(self.metric, name, at):
             return replace(own, score=known.value)
+        diverged = Path(f"{own.folder}.diverged")  # so that neither this process later nor another one trains it again
         try:
+            if diverged.is_file():
+                raise DivergedError(diverged.read_text())
             scores = ensure(own.folder, settings, self.run.console)
         except DivergedError as error:
             self.run.console.print(f"{own.folder.name}: {error}")
+            diverged.write_text(str(error))
             return own
         own = replace(own, score=scores[self.metric] if self.score is None else self.score(own.folder, scores))
         if math.isfinite(own.score):

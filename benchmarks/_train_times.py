@@ -9,6 +9,7 @@ from typing import Any
 from _harness import Run, yes
 from _study import Study, Values
 from _ways import DENSE, by_adamw
+from filelock import FileLock, Timeout
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
@@ -30,8 +31,18 @@ def train_times(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, R
     """The time of all steps of each way, from a few steps of all of them by turns, on the same batches.
 
     What a run itself took depends on what else the machine did that hour. The ratio to the dense network is the median
-    of the rounds' ratios, and a time is the dense network's median by that ratio.
+    of the rounds' ratios, and a time is the dense network's median by that ratio. Of several processes of a study the
+    first that comes here goes on; the others end, as they would disturb it.
     """
+    try:
+        with FileLock(ran.best[DENSE][0].folder.parent / "times.lock", blocking=False):
+            return _timed(run, ran, setting)
+    except Timeout:
+        print("another process of this study times its networks, and shows its tables")
+        raise SystemExit(0) from None
+
+
+def _timed(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, Record]:
     settings = {name: own[0].settings for name, own in ran.best.items()}
     first = next(iter(settings.values()))
     task, device, count = first.task(), accelerator(), 1 if run.quick else STEPS

@@ -1,5 +1,6 @@
 """Benchmarks of low rank and of conditional computing: what they choose by, what meets a bar, what is not repeated."""
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,6 +103,33 @@ def test_a_training_that_diverged_is_not_chosen(tmp_path: Path, monkeypatch: pyt
     ran = studies.study(run, plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert [own[0].rate for own in ran.best.values()] == [2.5e-3, 2.5e-3]
     assert len(run.known()) == 2 * 2
+
+
+def test_a_training_that_diverged_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways, studies, trained = import_module("_ways"), import_module("_study"), list[str]()
+
+    def ensure(folder: Path, settings: Settings, _: Any) -> dict[str, float]:
+        trained.append(folder.name)
+        if (settings.muon_rate or 0.0) > 5e-3:
+            raise studies.DivergedError("training diverged")
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(studies, "ensure", ensure)
+    for _ in range(2):
+        run = parsed(toy(tmp_path), "--ways", "lrt", "--json", str(tmp_path / "records.jsonl"))
+        ran = studies.study(run, ways.Plan.asked(run, ways.ways()), Settings(learning_rate=1e-3), tmp_path, "loss", {})
+    assert len(trained) == len({*trained}) == 2 * 3
+    assert [math.isnan(own.score) for own in ran.tried["lrt"]] == [False, False, True]
+
+
+def test_one_process_of_a_study_alone_times_its_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    studies, timed = import_module("_study"), import_module("_train_times")
+    run = parsed(toy(tmp_path))
+    ran = studies.Study("accuracy", {}, {"transformer": [studies.Trained(Settings(), tmp_path / "runs", 1.0)]})
+    with FileLock(tmp_path / "times.lock"), pytest.raises(SystemExit) as ended:
+        timed.train_times(run, ran, {})
+    assert ended.value.code == 0
+    assert "another process" in capsys.readouterr().out
 
 
 def test_what_another_process_is_at_work_on_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
