@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from greenformers.genome import encode, variants
+from greenformers.genome import encoded_file, variants
 from greenformers.genome.alleles import edit_of
 from greenformers.genome.assemblies import is_assembly, samples
 from greenformers.genome.diplotype import Haplotype, encoded
@@ -147,7 +147,7 @@ def kind_of(path: Path) -> tuple[str, str]:
     """Mode and alphabet of a file that `genome encode` wrote, or of a FASTA file of haplotypes."""
     if is_assembly(path):
         return "haplotype", "iupac"
-    settings = encode.settings_of(path)
+    settings = encoded_file.settings_of(path)
     return str(settings["mode"]), str(settings["alphabet"])
 
 
@@ -184,7 +184,7 @@ def sentences_of(
 
 
 def _sequences(path: Path, share: tuple[int, ...]) -> Iterator[str]:
-    people = samples(path) if is_assembly(path) else map(_columns, encode.load(path))
+    people = samples(path) if is_assembly(path) else map(_columns, encoded_file.load(path))
     for number, own in enumerate(people):
         if number % 20 in share:
             yield from own

@@ -245,8 +245,8 @@ def encode(
 
     Raises:
         GenomeError: A person is in two files, or a file cannot be used; lines written before stay in .part.
-        ValueError: `out` exists, or .part exists and `resume` is not given, or .part has other settings; or a person
-            has no phenotype where others have one.
+        ValueError: `out` exists, or .part exists and `resume` is not given, or .part has other settings or is of
+            files with other contents; or a person has no phenotype where others have one.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -263,6 +263,8 @@ def encode(
     for person, phenotype in done.items():
         if person not in everybody or (phenotypes is not None and phenotypes[person] != phenotype):
             raise ValueError(f"{part} is of other people or phenotypes than these, {person} is one; remove it")
+    for person in [*done][:1]:
+        _check_again(part, Source(everybody[person], (person,)), encoding, phenotypes)
     count = len(done)
     yield count
     try:
@@ -271,8 +273,7 @@ def encode(
                 file.write(head)
             for group in _results(list(_left(sources, done)), encoding, workers, tally):
                 for person, sequence in group:
-                    fields = [person, *([phenotypes[person]] if phenotypes is not None else []), sequence]
-                    file.write("\t".join(fields) + "\n")
+                    file.write(_line(person, sequence, phenotypes))
                     count += 1
                     yield count
                 file.flush()
@@ -280,6 +281,21 @@ def encode(
     finally:
         if not count:
             part.unlink(missing_ok=True)
+
+
+def _line(person: str, sequence: str, phenotypes: dict[str, str] | None) -> str:
+    return "\t".join([person, *([phenotypes[person]] if phenotypes is not None else []), sequence]) + "\n"
+
+
+def _check_again(part: Path, source: Source, encoding: Encoding, phenotypes: dict[str, str] | None) -> None:
+    """Raise ValueError where the first person that is written has another sequence by the files as they are now."""
+    with part.open(encoding="utf-8", newline="") as file:
+        written = [file.readline() for _ in range(3)][-1]
+    if written not in {_line(*person, phenotypes) for person in sequences(source, encoding)}:
+        raise ValueError(
+            f"{part} holds another sequence of {source.people[0]} than {encoding.reference} and {source.path} give; "
+            "remove it"
+        )
 
 
 def homes_of(people: Iterable[tuple[Path, Iterable[str]]]) -> dict[str, Path]:
@@ -357,40 +373,3 @@ def _resumed(part: Path, head: str, resume: bool, with_phenotypes: bool) -> dict
             end += len(line)
         file.truncate(end)
     return done
-
-
-def load(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of an encoded file, one after the other, by their columns.
-
-    Raises:
-        GenomeError: The file is not an encoded one, or is damaged.
-    """
-    settings_of(path)
-    with path.open(encoding="utf-8", newline="") as file:
-        header = [file.readline(), file.readline()][1].rstrip("\n").split("\t")
-        for number, line in enumerate(file, start=3):
-            fields = line.rstrip("\n").split("\t")
-            if not line.endswith("\n"):
-                raise GenomeError(f"{path}: line {number} has no end: the file was cut")
-            if len(fields) != len(header):
-                raise GenomeError(f"{path}: line {number} must have {len(header)} columns, has {len(fields)}")
-            yield dict(zip(header, fields, strict=True))
-
-
-def settings_of(path: Path) -> dict[str, object]:
-    """The settings of an encoded file.
-
-    Raises:
-        GenomeError: The file is not an encoded one.
-    """
-    checked(path)
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            first, header = file.readline(), file.readline()
-        settings = json.loads(first.removeprefix("#"))
-        Encoding(Path(settings["reference"]), Region.parse(settings["region"]), settings["mode"], settings["alphabet"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote") from error
-    if not header.startswith("person\t"):
-        raise GenomeError(f"{path}: no file that `greenformers genome encode` wrote")
-    return dict(settings)

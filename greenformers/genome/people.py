@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from greenformers.genome import encode
+from greenformers.genome import encoded_file
 from greenformers.genome.cohort import Cohort, Person
 from greenformers.genome.diplotype import DEL, N, pairs_of, places, symbols, text
 from greenformers.genome.files import GenomeError, Region, matched
@@ -53,12 +53,12 @@ class People:
             GenomeError: It is no such file, is damaged, has no phenotypes or not two of them, has a person twice, or
                 does not hold the region or the disease.
         """
-        settings = encode.settings_of(path)
+        settings = encoded_file.settings_of(path)
         if settings["mode"] != "diplotype":
             raise GenomeError(f"{path}: must hold diplotypes, holds {settings['mode']}s")
         alphabet, (whole, part) = str(settings["alphabet"]), part_of(path, region)
         names, pairs, phenotypes = [], [], []
-        for number, row in enumerate(encode.load(path), start=3):
+        for number, row in enumerate(encoded_file.load(path), start=3):
             if "phenotype" not in row:
                 raise GenomeError(f"{path}: has no phenotypes; encode with --cohort")
             names.append(row["person"])
@@ -133,7 +133,7 @@ def part_of(path: Path, region: str | None) -> tuple[Region, Region]:
     Raises:
         GenomeError: The file is not one of `genome encode`, or the part is not within its region.
     """
-    whole = Region.parse(str(encode.settings_of(path)["region"]))
+    whole = Region.parse(str(encoded_file.settings_of(path)["region"]))
     part = whole if region is None else Region.parse(region)
     same = matched(part.contig, [whole.contig]) is not None
     if not same or not whole.start <= part.start < part.end <= whole.end:

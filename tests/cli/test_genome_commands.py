@@ -14,7 +14,7 @@ from genome import cohort_files as files
 from genome.made import ABSENT, DATA
 
 from greenformers.genome.diplotype import Haplotype, diplotype, encoded, text
-from greenformers.genome.encode import load, settings_of
+from greenformers.genome.encoded_file import load, settings_of
 
 pytest.importorskip("pysam", reason="the genome extra is not installed")
 pytest.importorskip("sentencepiece", reason="the genome extra is not installed")

@@ -27,7 +27,7 @@ from safetensors.torch import load
 from transformers import AutoTokenizer
 
 from greenformers import GreenformerForMaskedLM
-from greenformers.genome import encode
+from greenformers.genome import encoded_file
 from greenformers.genome.settings import Finetuning, Pretraining
 from greenformers.measure.record import read
 from greenformers.train import run as runs
@@ -158,7 +158,7 @@ def test_finetune_leaves_a_run_a_draw(risk):
 
 @pytest.mark.usefixtures("risk")
 def test_a_person_is_in_one_split(there):
-    everybody = [row["sequence"] for row in encode.load(there / "people.tsv")]
+    everybody = [row["sequence"] for row in encoded_file.load(there / "people.tsv")]
     draws = []
     for number in range(2):
         parts = [fragments(there, f"risk/split{number}", name, Finetuning) for name in ("train", "valid", "test")]

@@ -10,7 +10,8 @@ from made import ABSENT, DATA, bases, names
 
 from greenformers.genome import assemblies, corpus
 from greenformers.genome.diplotype import diplotype
-from greenformers.genome.encode import Encoding, Source, encode, is_reads, load, people
+from greenformers.genome.encode import Encoding, Source, encode, is_reads, people
+from greenformers.genome.encoded_file import load
 from greenformers.genome.files import GenomeError, Region
 from greenformers.genome.reference import Reference
 

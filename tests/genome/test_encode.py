@@ -10,7 +10,8 @@ from made import aligned, bases, fasta, line, vcf
 
 from greenformers.genome import encode as module
 from greenformers.genome.diplotype import ALPHABETS, diplotype, pairs_of, text
-from greenformers.genome.encode import Encoding, Source, encode, is_reads, load, people, settings_of
+from greenformers.genome.encode import Encoding, Source, encode, is_reads, people
+from greenformers.genome.encoded_file import load, settings_of
 from greenformers.genome.files import GenomeError, Region, make_index
 from greenformers.genome.reads import Thresholds
 
@@ -233,6 +234,19 @@ def test_a_part_of_other_people(tmp_path, reference, apart):
     stopped(apart[:3], encoding, out, 2)
     with pytest.raises(ValueError, match="p0"):
         list(encode(apart[3:], encoding, out, resume=True))
+
+
+def test_a_part_of_other_contents(tmp_path, reference, apart):
+    encoding, out = Encoding(reference, WHOLE), tmp_path / "out.tsv"
+    part = stopped(apart, encoding, out, 2)
+    content = apart[0].path.read_text()
+    assert content.count("0|1") > 0
+    apart[0].path.write_text(content.replace("0|1", "0|0"))
+    with pytest.raises(ValueError, match=r"out\.tsv\.part holds another sequence of p0 than .* give; remove it$"):
+        list(encode(apart, encoding, out, resume=True))
+    apart[0].path.write_text(content)
+    assert list(encode(apart, encoding, out, resume=True)) == list(range(2, 8))
+    assert not part.exists()
 
 
 def test_a_part_of_other_phenotypes(tmp_path, reference, apart):

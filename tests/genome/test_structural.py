@@ -11,7 +11,8 @@ from made import ABSENT, DATA, fasta, vcf
 
 from greenformers.genome import variants
 from greenformers.genome.diplotype import diplotype, text
-from greenformers.genome.encode import Encoding, Source, Tally, encode, load
+from greenformers.genome.encode import Encoding, Source, Tally, encode
+from greenformers.genome.encoded_file import load
 from greenformers.genome.files import GenomeError, Region
 from greenformers.genome.reference import Reference
 

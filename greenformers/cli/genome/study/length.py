@@ -47,7 +47,7 @@ def length(
 
     from transformers import PreTrainedTokenizerFast
 
-    from greenformers.genome import encode, longest
+    from greenformers.genome import encoded_file, longest
     from greenformers.genome.tokenizer import SPECIAL, base_tokens, mean_length
     from greenformers.measure.record import append, context
     from greenformers.report import published
@@ -60,12 +60,12 @@ def length(
     if not (tokens / "tokenizer.json").is_file():
         raise ValueError(f"tokens must be a folder of `genome tokenize`, got {str(tokens)!r}")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokens, local_files_only=True)
-    about = encode.settings_of(sequences)
+    about = encoded_file.settings_of(sequences)
     column, alphabet = ("sequence", str(about["alphabet"])) if about["mode"] == "diplotype" else ("first", None)
     letters = len(base_tokens(alphabet)) + len(SPECIAL)
     if len(tokenizer) <= letters:
         raise ValueError(f"tokens must be subwords, more than {letters}; {tokens} has {len(tokenizer)}")
-    mean = mean_length(tokenizer, [row[column] for row in islice(encode.load(sequences), 100)])
+    mean = mean_length(tokenizer, [row[column] for row in islice(encoded_file.load(sequences), 100)])
     chosen, modes = ([word.strip() for word in text.split(",") if word.strip()] for text in (variants, mode))
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
