@@ -74,6 +74,8 @@ def damage(checkpoint: Path) -> str | None:
         files = json.loads(manifest.read_text())
     except ValueError:
         return f"{MANIFEST} is not JSON"
+    if not isinstance(files, dict) or not all(isinstance(each, dict) and "bytes" in each for each in files.values()):
+        return f"{MANIFEST} does not say what was written"
     for name, expected in files.items():
         file = checkpoint / Path(name).name
         if not file.is_file():

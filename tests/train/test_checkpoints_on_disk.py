@@ -147,6 +147,7 @@ def flip(path: Path) -> None:
         ("schedule.json", Path.unlink, "schedule.json is missing"),
         ("manifest.json", Path.unlink, "manifest.json is missing"),
         ("manifest.json", truncate, "manifest.json is not JSON"),
+        ("manifest.json", lambda path: path.write_text("[1]"), "manifest.json does not say what was written"),
     ],
 )
 def test_a_damaged_one_is_named_and_skipped(tmp_path: Path, name: str, harm, fault: str) -> None:
