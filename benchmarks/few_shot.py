@@ -13,14 +13,16 @@ Published for 1,200 characters and 60,000 meta-steps of 32 tasks (table 1): 98.7
 with 5, convolutions of second order.
 
 Bar: at least 85 % with 1 drawing on the set that was not learnt from, by either network. Intervals are of 95 %, over
-episodes. With --json a training that is in the file is not repeated.
+episodes. Stopped at any moment, the same command goes on; with --json a training that is in the file is
+not repeated.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import KNOWN, Benchmark, Option, Run, data, yes
+from _harness import KNOWN, RUNS, Benchmark, Option, Run, data, yes
 from rich.table import Table
 from torch import nn
 
@@ -50,6 +52,7 @@ BENCHMARK = Benchmark(
         Option("--networks", "networks, with commas between", str, default="convolutions,transformer"),
         Option("--shots", "drawings to learn from, with commas between", str, default="1,5"),
         Option("--orders", "orders of MAML, with commas between", str, default="2,1"),
+        Option("--runs", "folder of checkpoints, to go on from", Path, RUNS / "few_shot"),
     ),
     json=KNOWN,
 )
@@ -127,7 +130,8 @@ def main(run: Run) -> bool:
             return run.record("accuracy", shares.mean().item(), variant, at, spread=high - low, seed=seed)
 
         records = [record(f"{name}, untrained")]
-        meta_train(network, start, maml, steps, lambda step, loss: progress(name, step, steps, loss))
+        folder = None if run.quick else run.given.runs / f"{name}-{order}-{count}-{steps}-{seed}"
+        meta_train(network, start, maml, steps, lambda step, loss: progress(name, step, steps, loss), folder=folder)
         parameters = sum(parameter.numel() for parameter in network.parameters())
         return [record(name), *records, run.record("parameters", parameters, name, setting, source="counted")]
 

@@ -12,8 +12,11 @@ gradient is that of L_query at theta_S. `functional_call` gives any module weigh
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +25,13 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from greenformers.measure.quality import evaluating
+from greenformers.train import checkpoint, state
 from greenformers.train.episodes import Episode, Episodes
 from greenformers.train.stream import generator
 
 Weights = Mapping[str, Tensor]
+
+_OPTIONS = "options.json"
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,14 @@ def meta_gradient(model: nn.Module, tasks: Episode, maml: Maml) -> tuple[dict[st
 
 
 def meta_train(
-    model: nn.Module, episodes: Episodes, maml: Maml, steps: int, said: Callable[[int, float], None] | None = None
+    model: nn.Module,
+    episodes: Episodes,
+    maml: Maml,
+    steps: int,
+    said: Callable[[int, float], None] | None = None,
+    *,
+    folder: Path | None = None,
+    save_every: int = 100,
 ) -> None:
     """Train the initial weights of a model in place.
 
@@ -146,23 +159,40 @@ def meta_train(
         maml: Options of learning.
         steps: Number of meta-steps, each on `maml.tasks` tasks.
         said: Function that is called after every meta-step with its number, from 1, and the mean loss of its queries.
+        folder: Folder of checkpoints, from the newest of which training goes on; None: there are none.
+        save_every: Meta-steps between checkpoints.
 
     Raises:
-        ValueError: The number of meta-steps is below 1.
+        ValueError: The number of meta-steps is below 1, or the checkpoints are of other options or of another model.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    source = generator(maml.seed, 5)
+    for name, value in (("steps", steps), ("save_every", save_every)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
     optimizer = torch.optim.Adam(model.parameters(), maml.meta_rate)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    options, done = asdict(maml) | {"meta_steps": steps}, 0
+    if folder is not None and (newest := checkpoint.newest(folder, warnings.warn)) is not None:
+        if (others := json.loads((newest / _OPTIONS).read_text())) != options:
+            raise ValueError(f"{folder} holds checkpoints of other options than {options}: {others}")
+        state.load_weights(newest, model)
+        state.load_optimizer(newest, dict(model.named_parameters()), optimizer)
+        state.load_schedule(newest, rates, optimizer, None)
+        done = rates.last_epoch
+
+    def fill(unfinished: Path) -> None:
+        state.save(unfinished, state.weights(model), state.optimizer_state(model, optimizer), rates, None)
+        checkpoint.write_json(unfinished / _OPTIONS, options)
+
     with evaluating(model):
-        for step in range(1, steps + 1):
-            slopes, loss = meta_gradient(model, episodes.draw(source, maml.tasks), maml)
+        for step in range(done + 1, steps + 1):
+            slopes, loss = meta_gradient(model, episodes.draw(generator(maml.seed, 5, step), maml.tasks), maml)
             for name, parameter in model.named_parameters():
                 parameter.grad = slopes[name]
             nn.utils.clip_grad_norm_(model.parameters(), maml.clip)
             optimizer.step()
             rates.step()
+            if folder is not None and (step % save_every == 0 or step == steps):
+                checkpoint.write(folder, step, fill, keep=1)
             if said is not None:
                 said(step, loss.item())
     optimizer.zero_grad()

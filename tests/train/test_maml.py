@@ -1,5 +1,7 @@
 """MAML against autograd through an unrolled loop in float64; that it learns; and what episodes are drawn."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -144,6 +146,29 @@ def test_it_learns_to_learn() -> None:
     assert after.mean() > before.mean() + 5
     assert after.min() >= 0
     assert after.max() <= 100
+
+
+def test_stopped_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    episodes, steps = Episodes(load("digits").train, queries=2), list[int]()
+
+    def said(step: int, _: float) -> None:
+        steps.append(step)
+        if steps == [1, 2, 3]:
+            raise KeyboardInterrupt
+
+    def trained(folder: Path | None) -> nn.Module:
+        torch.manual_seed(0)
+        network = perceptron()
+        meta_train(network, episodes, Maml(tasks=2), 5, folder and said, folder=folder, save_every=2)
+        return network
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "at")
+    whole, resumed = trained(None), trained(tmp_path / "at")
+    assert steps == [1, 2, 3, 3, 4, 5]
+    assert all(own.equal(other) for own, other in zip(resumed.parameters(), whole.parameters(), strict=True))
+    with pytest.raises(ValueError, match="holds checkpoints of other options than"):
+        meta_train(perceptron(), episodes, Maml(tasks=3), 5, folder=tmp_path / "at")
 
 
 def test_the_same_seed_learns_the_same() -> None:
