@@ -196,7 +196,9 @@ def measured(
     progress("timing", 1.0)
     if not times:
         return list(rows)
-    of_dense = times.pop(dense.cell)
+    timed = times.pop(dense.cell)
+    # Beside times of records stands theirs of the dense network: now the machine may be faster or slower than it was.
+    of_dense = dense.seconds if dense.evidence == MEASURED else timed
     times = {cell: ratio * of_dense for cell, ratio in times.items()} | {dense.cell: of_dense}
     rest = [row for row in rows if row.refused is not None and row.parameters == 0]
     return ordered([_corrected(row, rows, times) for row in rows if row not in rest]) + rest

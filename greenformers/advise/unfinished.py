@@ -41,7 +41,9 @@ class Unfinished:
         told, file = json.dumps(job, indent=1, sort_keys=True, default=str), self.folder / JOB
         if file.is_file() and file.read_text() == told:
             return
-        if self.folder.exists() and any(self.folder.iterdir()):
+        # What a kill left of this file is none of another command.
+        there = self.folder.iterdir() if self.folder.exists() else ()
+        if any(not path.name.startswith(checkpoint.UNFINISHED) for path in there):
             raise ValueError(
                 f"{self.folder} holds what another command has not finished: give that one again, or remove the folder"
             )

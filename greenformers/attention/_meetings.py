@@ -187,7 +187,6 @@ class Layout:
         chosen: list[tuple[Tensor | None, Tensor | None]]
         if meetings.buckets is None:
             slot, tiles, before = self._cut(sequences, N, meetings)
-            chosen = [(None, before if c < N else None)]
             chosen = [(None, before if bool(c < N) else None)]
         else:
             slot, tiles, before = self._begun_anew(rows, c, meetings.buckets)

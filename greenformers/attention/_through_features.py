@@ -39,7 +39,7 @@ class ThroughFeatures(torch.autograd.Function):
         plain: Any,
     ) -> Tensor:
         with full_precision(q):
-            x, y, values = (exact(part) for part in (q, zeroed(k, key_mask), zeroed(v, key_mask)))
+            x, y, values = (_side_by_side(exact(part)) for part in (q, zeroed(k, key_mask), zeroed(v, key_mask)))
             w = _rows(features).to(x.dtype)
             rows = w.expand(*y.shape[:2], -1, -1)
             shift = _shift(y, features, key_mask).mT.contiguous()  # (B, H, 1, M)
@@ -83,6 +83,11 @@ class ThroughFeatures(torch.autograd.Function):
                     dx, dy = dx.masked_fill(padding, 0.0), dy.masked_fill(padding, 0.0)
                 dk[:, :, here], dv[:, :, here] = dx, dy
         return dq, dk, dv, None, None, None, None
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """The tensor with the numbers of a row next to each other in memory, which the kernel takes for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _rows(features: Exponential) -> Tensor:

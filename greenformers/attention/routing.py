@@ -44,7 +44,8 @@ def reference(
 ) -> Float[Tensor, "B H N D"]:
     """Cluster by cluster, softmax attention of the w nearest queries to the w nearest keys; the mean over clusters."""
     if mechanism.shape.causal:
-        return _of_the_past(mechanism, torch.cat([k[:, :, : k.shape[2] - q.shape[2]], q], 2), v, key_mask, query_mask)
+        past = k.shape[2] - q.shape[2]
+        return _of_the_past(mechanism, torch.cat([k[:, :, :past], q], 2), v, key_mask, query_mask)[:, :, past:]
     N, window = q.shape[2], mechanism.window or math.ceil(q.shape[2] / mechanism.clusters)
     q, k = (F.layer_norm(x, x.shape[-1:]) for x in (q, k))
     query_mask = key_mask if query_mask is None else query_mask

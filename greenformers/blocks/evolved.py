@@ -96,7 +96,7 @@ class Evolved(Block):
         x = x + self.dropout(self.convolutions(self.convolutions_norm(x), mask, past))
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, past))
         if self.cross_attention is not None and self.cross_attention_norm is not None:
-            x = x + self.dropout(self.cross_attention(self.cross_attention_norm(x), *encoded))
+            x = x + self.dropout(self.cross_attention(self.cross_attention_norm(x), *encoded, mask))
         own = None if mask is None else mask[:, -x.shape[1] :]
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x), own)), None
 
@@ -132,7 +132,7 @@ class _DecoderFirst(nn.Module):
         attended: Tensor = self.attention(y, mask, past)
         if self.cross_attention is None:
             return attended
-        return attended + self.cross_attention(y, encoder_output, encoder_mask, past)
+        return attended + self.cross_attention(y, encoder_output, encoder_mask, past, mask)
 
 
 class _EncoderConvolutions(nn.Module):

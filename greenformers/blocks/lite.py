@@ -103,7 +103,7 @@ class Lite(Block):
         mixed = torch.cat([self.attention(far, mask, past), self.branch(near, mask, past)], -1)
         x = self.attention_norm(x + self.dropout(mixed))
         if self.cross_attention is not None and self.cross_attention_norm is not None:
-            read = self.cross_attention(x, encoder_output, encoder_mask, past)
+            read = self.cross_attention(x, encoder_output, encoder_mask, past, mask)
             x = self.cross_attention_norm(x + self.dropout(read))
         own = None if mask is None else mask[:, -x.shape[1] :]
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x, own))), None

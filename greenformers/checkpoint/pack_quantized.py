@@ -89,7 +89,8 @@ def held_of(tensors: Mapping[str, Tensor], path: str) -> Packed:
     bits = [bits for bits in BITS if words.shape == (m, -(-n * bits // 32))]
     if m < 1 or n < 1 or words.dtype != torch.int32 or len(bits) != 1:
         raise ValueError(f"{path}: a weight of {m}x{n} in {_size(words)} words is none of {_BITS} bits")
-    if scale.numel() == 1:
+    # Of a weight of one row the tensors have the same sizes, be the step that of the row or of the whole.
+    if scale.numel() == 1 and (m > 1 or zero is None or zero.dtype == torch.int8):
         scale, form = scale.reshape(1, 1), Form(bits[0], "tensor", symmetric=zero is None)
     elif scale.ndim == 2 and len(scale) == m and n % scale.shape[1] == 0:
         per, group = ("row", n) if scale.shape[1] == 1 else ("group", n // scale.shape[1])

@@ -252,6 +252,15 @@ def replace(finished: Path, folder: Path) -> None:
         finished.rename(folder)
 
 
+def discard(folder: Path) -> None:
+    """Remove a folder as a whole: killed meanwhile, what is left of it has another name, and goes the next time."""
+    rubbish = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(rubbish, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        folder.rename(rubbish)
+    shutil.rmtree(rubbish, ignore_errors=True)
+
+
 def card_of(model: nn.Module, report: CompressionReport | None, card: str, pooled: bool = False) -> str:
     """The model card: how to load the model (`pooled`: by sentence-transformers too), its costs, and what was done."""
     name = type(model).__name__

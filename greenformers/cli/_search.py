@@ -58,7 +58,7 @@ def searched(
     page = write(
         outcome, bound, runtime or TORCH, model, job, report or out / "report", f"{model_name(model)}, searched"
     )
-    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+    console.print(f"model:  {out}\nreport: {page}", markup=False, soft_wrap=True)
 
 
 def bound_of(lose: str | None, faster: str | None) -> "Bound":

@@ -37,8 +37,13 @@ def quiet() -> None:
 
 def command() -> str:
     """The command as typed, with only the last part of absolute paths: records are published."""
-    words = [Path(word).name if "/" in word and Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["greenformers", *words])
+    return shlex.join(["greenformers", *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    """A word of a command line, an option with its value among them, with only the last part of an absolute path."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else word
 
 
 def is_typed(given: "typer.Context", name: str) -> bool:

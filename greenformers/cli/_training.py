@@ -90,6 +90,7 @@ def _train(kind: type[Training], given: dict[str, Any], out: Path, resume: bool)
     console.print(
         f"{parameters(run.trained(out, kind)):,} parameters, validation {scores}, "
         f"{outcome.history.seconds:.1f} s of training\nmodel: {out / run.MODEL}",
+        markup=False,
         soft_wrap=True,
     )
 

@@ -67,6 +67,8 @@ def arena(
     console = terminal.console()
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, {out} is none")
+    if show and (idle := [name for name in ("retry", "results") if terminal.is_typed(given, name)]):
+        raise ValueError(f"--list only lists: --{idle[0]} would have no effect")
     reading = [name for name, task in TASKS.items() if task.folder is not None]
     if grid.data is not None and all(name in TASKS and name not in reading for name in grid.tasks):
         raise ValueError(f"data is for {', '.join(reading)}; the tasks are {', '.join(grid.tasks)}")

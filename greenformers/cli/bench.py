@@ -99,7 +99,7 @@ def bench(
     names = {(cell.variant, str(setting(cell, network, how, name)), name) for cell in grid for name in metrics}
     own = [record for record in records if (record.variant, str(record.setting), record.metric) in names]
     page = write(own, out, published)
-    console.print(f"records: {results}\nfigures: {page}", soft_wrap=True)
+    console.print(f"records: {results}\nfigures: {page}", markup=False, soft_wrap=True)
     if line := absent(published, STUDY):
         console.print(line, markup=False, soft_wrap=True)
 

@@ -109,11 +109,13 @@ def cleanse(
     listed = [(i + 2, f"{scores[i].item():.6g}", labels[i], predicted[i], rows.lines[i]) for i in worst]
     _write(out, "line\tscore\tlabel\tpredicted\tsentence", listed)
     about = SCORES[score].about
-    console.print(f"the {len(worst)} most suspicious of {len(rows)} rows, by {about}: {out}", soft_wrap=True)
+    console.print(
+        f"the {len(worst)} most suspicious of {len(rows)} rows, by {about}: {out}", markup=False, soft_wrap=True
+    )
     if rest is not None:
         left = sorted(set(range(len(rows))) - set(worst))
         _write(rest, "sentence\tlabel", [(rows.lines[i], labels[i]) for i in left])
-        console.print(f"the other {len(left)} rows: {rest}", soft_wrap=True)
+        console.print(f"the other {len(left)} rows: {rest}", markup=False, soft_wrap=True)
 
 
 def _check_options(score: str, epochs: int, share: float, folds: int, trusted: Path | None) -> None:

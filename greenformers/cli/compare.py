@@ -116,7 +116,7 @@ def compare(
     append(results, records)
     page = write(records, out)
     unfinished.remove()
-    console.print(f"records: {results}\nreport:  {page}", soft_wrap=True)
+    console.print(f"records: {results}\nreport:  {page}", markup=False, soft_wrap=True)
 
 
 def _check_used(variants: Sequence[str], typed: typer.Context) -> None:

@@ -138,7 +138,7 @@ def compress(
     if not any({"texts", "examples"} & record.setting.keys() for record in records):
         lead = f"Quality was not judged: no texts were given. {lead}"
     page = write(records, report or out / "report", f"{model_name(model)}, compressed", lead=lead)
-    console.print(f"model:  {out}\nreport: {page}", soft_wrap=True)
+    console.print(f"model:  {out}\nreport: {page}", markup=False, soft_wrap=True)
 
 
 def recipe_of(change: Sequence[str] | None, recipe: Path | None, typed: Mapping[str, Any]) -> list[Change]:
@@ -221,7 +221,7 @@ def _from_disk(
     if not first_process():
         return
     console.print("\n".join(done.summary()), markup=False, soft_wrap=True)
-    console.print(f"model:  {out}", soft_wrap=True)
+    console.print(f"model:  {out}", markup=False, soft_wrap=True)
 
 
 def _signature() -> inspect.Signature:

@@ -119,4 +119,4 @@ def export(
         console.print(sentence, markup=False, soft_wrap=True)
     if results is not None:
         append(results, records)
-    console.print(f"model:  {out}", soft_wrap=True)
+    console.print(f"model:  {out}", markup=False, soft_wrap=True)

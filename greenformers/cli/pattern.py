@@ -42,4 +42,4 @@ def pattern(
         )  # fmt: skip
     terminal.show(console, fitted(table(matrices), console.width))
     save(figure(matrices), out)
-    console.print(f"picture: {out}", soft_wrap=True)
+    console.print(f"picture: {out}", markup=False, soft_wrap=True)

@@ -36,4 +36,4 @@ def report(
     console = terminal.console()
     page = write(latest, out)
     terminal.show(console, tables(latest, console.width))
-    console.print(f"report:  {page}", soft_wrap=True)
+    console.print(f"report:  {page}", markup=False, soft_wrap=True)

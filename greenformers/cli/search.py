@@ -91,7 +91,7 @@ def searched(
     (out / RESULTS).unlink(missing_ok=True)  # of a run that ended before its report
     append(out / RESULTS, outcome.records)
     page = write(outcome, bound, out / "report", f"{base.data}, searched")
-    console.print(f"best:   {out / 'best'}\nreport: {page}", soft_wrap=True)
+    console.print(f"best:   {out / 'best'}\nreport: {page}", markup=False, soft_wrap=True)
 
 
 def names(text: str) -> list[str]:

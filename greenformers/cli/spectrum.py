@@ -53,7 +53,7 @@ def spectrum(
         raise ValueError(f"index must be in 1..{length}, the length of a block; got {index}")
     if not 0 < share <= 1:
         raise ValueError(f"share must be in (0, 1], got {share}")
-    seen, _ = read_texts(texts)
+    seen, _ = read_texts(texts, labelled=False)
     network, tokenizer = pretrained(model, needs_tokenizer=True)
     terminal.check_page(out, "out")
     if results is not None:
@@ -69,8 +69,9 @@ def spectrum(
         append(results, records)
     page = write(measured, records, index, share, out)
     console.print(
-        f"{measured.blocks} blocks of {length} tokens\nfigure: {out / 'spectrum.png'}\nreport: {page}", soft_wrap=True
-    )
+        f"{measured.blocks} blocks of {length} tokens\nfigure: {out / 'spectrum.png'}\nreport: {page}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 def _counted(blocks: "Iterable[Tensor]", limit: int, steps: terminal.Steps) -> "Iterator[Tensor]":

@@ -97,4 +97,4 @@ def static(
     terminal.show(console, tables(records, console.width))
     if results is not None:
         append(results, records)
-    console.print(f"model:  {out}", soft_wrap=True)
+    console.print(f"model:  {out}", markup=False, soft_wrap=True)

@@ -77,11 +77,15 @@ def compressed(
     else:
         know(model)
     longest = reach(model) if isinstance(model, PreTrainedModel) else None
+    if length is not None and length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
     if length is not None and longest is not None and length > longest:
         raise ValueError(f"length must be at most {longest}, the longest input of the model, got {length}")
     length = length or length_of(model)
     if isinstance(calibration, Mapping | Tensor):
         raise ValueError(f"calibration must be batches, got a {type(calibration).__name__}: put one batch in a list")
+    if isinstance(texts, str):
+        raise ValueError("texts must be a list of texts, got a single one")
     if texts is not None and tokenizer is None:
         raise ValueError("texts need a tokenizer")
     if texts is not None and examples is not None:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +12,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from greenformers._tensors import save_file
+from greenformers.checkpoint.save import discard
 from greenformers.compress.blocks import read_tensors
 from greenformers.compress.from_disk import INDEX
 from greenformers.compress.states import Calls, States
@@ -96,7 +96,7 @@ class Work:
             return None
         try:
             return Part(**json.loads(path.read_text()))
-        except ValueError:  # the machine went down before it was on the disk
+        except (ValueError, TypeError):  # the machine went down before it was on the disk, or another version wrote it
             return None
 
     def keep(self, number: int | None, tensors: Mapping[str, Tensor], part: Part) -> None:
@@ -126,11 +126,7 @@ class Work:
 
     def remove(self) -> None:
         """Remove all of it from disk; killed meanwhile, none of it is taken for unfinished work."""
-        rubbish = self.folder.with_name(f".{self.folder.name}.removed")
-        shutil.rmtree(rubbish, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            self.folder.rename(rubbish)
-        shutil.rmtree(rubbish, ignore_errors=True)
+        discard(self.folder)
 
 
 def _name(number: int | None) -> str:

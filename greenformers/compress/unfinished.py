@@ -14,7 +14,7 @@ from greenformers.changes import Change
 from greenformers.changes._options import as_dict
 from greenformers.changes._report import CompressionReport
 from greenformers.checkpoint.pretrained import pretrained
-from greenformers.checkpoint.save import REPORT, building, save
+from greenformers.checkpoint.save import REPORT, building, discard, save
 
 UNFINISHED = ".unfinished-"
 
@@ -53,7 +53,7 @@ class Unfinished:
         """Leave the finished steps beside the result, for another recipe that begins with the same changes."""
         for training in self.folder.glob("training-*"):  # checkpoints, of which no other recipe has use
             shutil.rmtree(training)
-        shutil.rmtree(steps_of(out), ignore_errors=True)
+        discard(steps_of(out))
         self.folder.rename(steps_of(out))
 
     def begin(self, out: Path, changes: Sequence[Change]) -> None:
@@ -79,8 +79,8 @@ class Unfinished:
         return before | {names[-1]: last}
 
     def remove(self) -> None:
-        """Remove the finished steps from disk."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove the finished steps from disk; killed meanwhile, none of them is taken for work to go on with."""
+        discard(self.folder)
 
     def _step(self, number: int) -> Path:
         return self.folder / f"step-{number}"

@@ -19,6 +19,9 @@ from greenformers.data._texts import Texts
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".sph", ".aiff", ".au")
 
+LEAST = 8
+"""Fewest examples that are halved."""
+
 
 class Files(ABC):
     """Examples, each in a file of its own.
@@ -173,8 +176,8 @@ def halves(examples: Examples, limit: int) -> tuple[Examples, Examples]:
         ValueError: Raised where there are fewer than 8 examples.
     """
     count = len(examples)
-    if count < 8:
-        raise ValueError(f"{examples.name} has {count} examples; at least 8 are needed, half of them to judge by")
+    if count < LEAST:
+        raise ValueError(f"{examples.name} has {count} examples; at least {LEAST} are needed, half of them to judge by")
     take = min(limit, count // 2)
     chosen = [place * count // (2 * take) for place in range(2 * take)]
     return examples.at(chosen[::2]), examples.at(chosen[1::2])

@@ -73,14 +73,15 @@ def _whole(path: Path) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        kind = "gzip" if path.suffix == ".gz" else "xz"
+        kind = "gzip" if path.suffix.lower() == ".gz" else "xz"
         raise ValueError(f"{path.name}: expected a whole {kind} file, found a damaged one ({error})") from error
 
 
 def _opened(path: Path) -> BufferedIOBase:
-    if path.suffix == ".gz":
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
         return gzip.open(path)
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+    return lzma.open(path) if suffix == ".xz" else path.open("rb")
 
 
 def read_lines(path: Path) -> list[str]:

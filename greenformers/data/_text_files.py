@@ -117,6 +117,8 @@ class Objects(Lines):
             row = json.loads(_decoded(raw))
         except json.JSONDecodeError as error:
             raise ValueError(f"expected JSON ({error.msg})") from None
+        except RecursionError:
+            raise ValueError("expected JSON of fewer brackets in each other") from None
         if not isinstance(row, dict):
             raise ValueError('expected an object of JSON, as {"text": ...}')
         return row
@@ -169,7 +171,8 @@ class Parquet(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
-        self.columns = tuple(self._opened().schema_arrow.names)
+        schema = self._opened().schema_arrow
+        self.columns, self.names = tuple(schema.names), _class_names(schema.metadata or {})
 
     def _opened(self) -> Any:
         arrow = needed("a file .parquet", "hub", "datasets", "pyarrow")
@@ -185,6 +188,20 @@ class Parquet(Rows):
 
     def read(self, raw: Row) -> Row:
         return raw
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, Sequence[str]]:
+    """The names of the classes of columns, of lists those of their items, which `datasets` writes into a schema."""
+    try:
+        kinds = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    names = {}
+    for column, kind in kinds.items():
+        item = kind[0] if isinstance(kind, list) else kind.get("feature", kind)
+        if item.get("_type") == "ClassLabel":
+            names[column] = item["names"]
+    return names
 
 
 class Stream(Rows):

@@ -1,6 +1,5 @@
 """A trained network in the forms of other runtimes: OpenVINO, ONNX Runtime, torch and torch.export."""
 
-import reprlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,7 +62,9 @@ def export(
     from greenformers.measure.record import context
 
     if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts)):
-        raise ValueError(f"texts must be a list of at least one text, got {reprlib.repr(texts)}")
+        others = (type(text).__name__ for text in texts if not isinstance(text, str))  # no text, which may be private
+        kind = "none" if not texts else "a single text" if isinstance(texts, str) else f"a {next(others)} in it"
+        raise ValueError(f"texts must be a list of at least one text, got {kind}")
     know(model)
     pooling = pooling_of(model)
     if pooling.in_memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, NoReturn
@@ -86,6 +86,15 @@ def _int8_linear(x: Size, *_: Any, out_shape: Size, **__: Any) -> int:
     return 2 * prod(x) * out_shape[-1]
 
 
+def _convolution_backward(
+    grad: Size, x: Size, weight: Size, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool,
+    _output_padding: Any, _groups: int, wanted: Sequence[bool], *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    # Each of both gradients has the products of the forward pass; torch's formula counts those of the weight as often
+    # as there are groups.
+    return sum(wanted[:2]) * 2 * x[0] * prod((x if transposed else grad)[2:]) * prod(weight)
+
+
 def _tiled(*arguments: Any, **_: Any) -> int:
     return amount(arguments).flops
 
@@ -105,6 +114,7 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     aten.dot: _mv,
     aten.addmm_: _addmm,
     aten.baddbmm_: _addmm,
+    aten.convolution_backward: _convolution_backward,
     operators.int8_matmul: _int8_matmul,
     operators.grouped_matmul: _grouped_matmul,
     operators.prepacked_int8_matmul: _int8_linear,

@@ -154,7 +154,7 @@ def _fault(cell: Cell, network: Network) -> str | None:
 
 
 def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], network: Network) -> list[Cell]:
-    """All cells, length by length, the two dense ones first.
+    """All cells, each once, length by length, the two dense ones first.
 
     Ranks larger than d, and projected lengths larger than N, are left out; controls that cannot be are not, see
     `refusal`.
@@ -172,7 +172,7 @@ def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], n
         if reason := possible(variant, network.causal):
             raise ValueError(reason)
     grid = []
-    for length in lengths:
+    for length in dict.fromkeys(lengths):
         grid += [Cell(BASELINE, None, length), Cell(EAGER, None, length)]
         for variant in chosen:
             if variant in (BASELINE, EAGER):
@@ -186,7 +186,7 @@ def cells(chosen: Sequence[str], lengths: Sequence[int], ranks: Sequence[int], n
                 for rank in ranks
                 if rank <= network.hidden and (not shortens or rank <= length)
             ]
-    return grid
+    return list(dict.fromkeys(grid))
 
 
 def call_of(stack: nn.Module, x: Tensor) -> Callable[[], Tensor]:

@@ -16,10 +16,11 @@ RESERVE = 0.1
 """Share of the free memory that is left to other programs."""
 
 GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    tuple(f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current", "stat")),
+    tuple(f"/sys/fs/cgroup/memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")),
 )
-"""Files in which a container finds the most bytes that it may take, and those it has, by version of control groups."""
+"""Files in which a container finds the most bytes that it may take, those it has, and what they are, by version of
+control groups."""
 
 
 class OutOfMemory(Exception):  # noqa: N818
@@ -44,10 +45,19 @@ def free(device: torch.device) -> float:
 
 def _of_group() -> float:
     """Bytes that this program's container leaves; infinite where there is none, or none with a limit."""
-    for most, taken in GROUPS:
+    for most, taken, parts in GROUPS:
         with suppress(OSError, ValueError):  # no such file, or "max"
-            return int(Path(most).read_text()) - int(Path(taken).read_text())
+            return int(Path(most).read_text()) - int(Path(taken).read_text()) + _of_files(Path(parts))
     return math.inf
+
+
+def _of_files(parts: Path) -> int:
+    """Bytes of files that a container was done with: they count as taken, and are given up for others."""
+    with suppress(OSError, ValueError):
+        sizes = dict(line.split() for line in parts.read_text().splitlines())
+        # The first version of control groups has one for the group alone too.
+        return int(sizes.get("total_inactive_file", sizes.get("inactive_file", 0)))
+    return 0
 
 
 def attempt(call: Callable[[], T], device: torch.device, limit: float | None = None) -> T:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from greenformers.measure.contexts import fold, unfold
+from greenformers.measure.record_fields import check_fields
 
 
 class Metric(NamedTuple):
@@ -370,8 +371,9 @@ def read(path: str | Path) -> list[Record]:
             record = unfold(json.loads(line), contexts)
             if record is not None:
                 records.append(Record(**record))
+                check_fields(vars(records[-1]))
                 _check(records[-1])
-        except (json.JSONDecodeError, TypeError) as error:
+        except (json.JSONDecodeError, RecursionError, TypeError) as error:
             if number == len(lines) and not text.endswith("\n"):
                 about = "it is cut off: remove it, and what it held is measured again"
             else:

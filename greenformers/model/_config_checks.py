@@ -174,7 +174,7 @@ def _check_block(config: PreTrainedConfig) -> None:
         required |= {"attention_dropout": 0.0, "qk_norm": False, "num_key_value_heads": None,
                      "rank_per_head": False}  # fmt: skip
     if not kind.has_feed_forward and config.decoder_layers is None:
-        required |= {"feed_forward": "dense"}
+        required |= {"feed_forward": "dense", "feed_forward_options": None}
     if config.memory_length:
         raise ValueError(f"memory_length must be 0 where block is {config.block}, got {config.memory_length}")
     for slot, value in required.items():

@@ -242,10 +242,11 @@ class CrossAttention(Projected):
         encoder_output: Float[Tensor, "b M d"],
         key_mask: Bool[Tensor, "b M"] | None = None,
         past: Past | None = None,
+        query_mask: Bool[Tensor, "B P"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Attention to the encoder output, projected, for blocks; see `mix`."""
         cache = None if past is None else cast(EncoderDecoderCache, past.cache)
-        y: Tensor = self.output(self.mix(x, encoder_output, key_mask, cache))
+        y: Tensor = self.output(self.mix(x, encoder_output, key_mask, cache, query_mask=query_mask))
         return y
 
     def mix(
@@ -256,6 +257,7 @@ class CrossAttention(Projected):
         cache: EncoderDecoderCache | None = None,
         attentions: list[Tensor] | None = None,
         sources: Int[Tensor, " b"] | None = None,
+        query_mask: Bool[Tensor, "B P"] | None = None,
     ) -> Float[Tensor, "B N d"]:
         """Attention of `x` to the encoder output (B, N, d), before the projection `output`.
 
@@ -266,6 +268,7 @@ class CrossAttention(Projected):
             cache: Cache that keeps keys and values of the encoder output after their first use.
             attentions: List that attention weights (B, H, N, M) are appended to; None: they are not computed.
             sources: For some sequences of a batch, (b, N, d), the encoder output that each attends; None: as above.
+            query_mask: True = keep (B, P), whose last N columns are those of `x`; read where a query depends on others.
 
         Raises:
             ValueError: Attention weights are asked of a mechanism that caches shortened keys and values.
@@ -282,18 +285,21 @@ class CrossAttention(Projected):
         elif rows != encoder_output.shape[0]:
             encoder_output = encoder_output.repeat_interleave(rows // encoder_output.shape[0], 0)
             key_mask = None if key_mask is None else key_mask.repeat_interleave(rows // key_mask.shape[0], 0)
+        # Positions of queries are counted from the first kept one.
+        apart = query_mask is None or self.mechanism.queries_apart
+        asks = {} if apart else {"query_mask": cast(Tensor, query_mask)[:, -x.shape[1] :]}
         q = self.project("q", self.codes(x, "q")["q"])
         k, v = self._keys_values(encoder_output, key_mask, cache, reduces=reduces)
         k, v = self.for_every_head(k), self.for_every_head(v)
         if attentions is not None:
-            of_values, added = self.mechanism.weights(q, k, key_mask)
+            of_values, added = self.mechanism.weights(q, k, key_mask, **asks)
             weights = of_values["v"]
             copies = rows // len(weights)  # sequences for each encoder output
             by_row = weights.unflatten(2, (copies, -1)).transpose(1, 2).flatten(0, 1) if copies > 1 else weights
             attentions.append(by_row)
             out = F.dropout(weights, getattr(self.mechanism, "dropout", 0.0), self.training) @ v + added
         else:
-            out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, key_mask)
+            out = self.mechanism.attend(q, k, v) if reduces else self.mechanism(q, k, v, key_mask, **asks)
         return out.transpose(1, 2).flatten(2).reshape(rows, -1, x.shape[2])
 
     def _mix_some(

@@ -69,7 +69,12 @@ class DecoderLayer(Layer):
         x, _ = self._residual(
             x,
             self.cross_attention_norm,
-            lambda y: (cross.output(cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1])), None),
+            lambda y: (
+                cross.output(
+                    cross.mix(y, encoder_output, encoder_mask, past_key_values, attentions[1], query_mask=key_mask)
+                ),
+                None,
+            ),
         )
         x, loss = self._residual(x, self.feed_forward_norm, lambda y: feed(self.feed_forward, y, key_mask))
         if running is not None:  # attention weights are those of all positions

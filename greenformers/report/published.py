@@ -1,7 +1,7 @@
 """Published figures in CSV files, which are drawn beside ours; there are none where a file is missing."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from greenformers.report.heat import Field
@@ -40,17 +40,32 @@ def absent(folder: Path | None, names: Iterable[str]) -> str:
     return f"{folder} lacks {', '.join(missing)}: these figures are not shown beside ours" if missing else ""
 
 
-def rows(folder: Path | None, name: str) -> list[dict[str, str]]:
-    """The rows of a CSV file, each by column.
+class _Row(dict[str, str]):
+    """A row by column; to ask for a column that it lacks is a fault of its file."""
+
+    def __init__(self, file: str, values: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self._file = file
+
+    def __missing__(self, column: str) -> str:
+        raise ValueError(f"{self._file} has no column {column}, it has {', '.join(map(str, self))}")
+
+
+def rows(folder: Path | None, name: str) -> Sequence[dict[str, str]]:
+    """The rows of a CSV file, each by column; to read a column that is not there raises a ValueError.
 
     Args:
         folder: Folder of the files; None for no rows.
         name: Name of the file; where there is none, there are no rows.
+
+    Raises:
+        ValueError: The file is no text.
+        OSError: The file cannot be read.
     """
     if folder is None or not (folder / name).exists():
         return []
-    with (folder / name).open(newline="") as file:
-        return list(csv.DictReader(file))
+    with (folder / name).open(newline="", encoding="utf-8-sig") as file:
+        return [_Row(name, values) for values in csv.DictReader(file, restval="")]
 
 
 def fields(folder: Path | None, name: str, column: str, rank: str = "rank") -> dict[Field, float]:

@@ -19,7 +19,7 @@ from greenformers.compress.comparison import compared
 from greenformers.compress.job import USUAL
 from greenformers.compress.quality import check_examples
 from greenformers.compress.side_by_side import check_length
-from greenformers.data._examples import Examples, halves
+from greenformers.data._examples import Examples, Images
 from greenformers.data._pairs import encoded_pairs
 from greenformers.data._pooling import pooling_of
 from greenformers.data._reader import Reader
@@ -31,6 +31,7 @@ from greenformers.measure.record import Record
 from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.lab import Lab, share_kept
+from greenformers.search.once import halved_once
 from greenformers.search.recipes import Recipe, Setting, name_of
 from greenformers.search.search import Plan, Search
 from greenformers.search.space import Genes, Space
@@ -163,13 +164,16 @@ def advise(
     if not seconds > 0:
         raise ValueError(f"minutes must be above 0, got {seconds / 60:g}")
     check_runtime(runtime)
+    if length is not None and isinstance(examples, Images):
+        raise ValueError(f"length is of texts, and {examples.name} holds images; got {length}")
     if runtime != TORCH and not isinstance(examples, Texts):
         raise ValueError(f"{examples.name}: models of images and sound are measured in torch alone, not in {runtime}")
     intensity = grid_intensity(country)
     if frozen := [kind.name() for kind in changes_of(model) if kind.freezes]:
         raise ValueError(f"{frozen[0]} was applied to the model already: give the model from before")
-    seen, judged = halves(examples, limit)
-    causal = task_of(model) == "causal_lm"
+    task = task_of(model)
+    seen, judged = halved_once(examples, task, limit)
+    causal = task == "causal_lm"
     timed: int | None = None
     if isinstance(examples, Texts) and tokenizer is not None:
         timed = length = length or usual(examples, tokenizer, model)

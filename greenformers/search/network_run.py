@@ -22,7 +22,7 @@ from greenformers.search.one_shot import by_one_shot, parts_of
 from greenformers.search.space import Genes
 from greenformers.search.trials import Trial, Trials
 from greenformers.search.tries import Tries
-from greenformers.train import low_rank, run
+from greenformers.train import checkpoint, low_rank, run
 from greenformers.train.objective import Objective
 from greenformers.train.others import Others, each_alone
 from greenformers.train.processes import first_process
@@ -120,14 +120,15 @@ def find_network(
     """
     base = base.settled()  # all networks learn by one optimiser
     # What is not as fast as asked for was not trained; another loss chooses among the same networks.
-    # Speeds of another machine would be taken for those of this one.
+    # Speeds of another machine, and networks by their numbers of another version, would be taken for those of this one.
     there = {name: about.get("machine", {}).get(name) for name in ("cpu", "gpu", "threads")}
+    there |= {name: about.get(name) for name in ("greenformers", "torch", "transformers")}
     same = json.loads(json.dumps([asdict(base), {**asdict(job), "bound": job.bound.faster, "minutes": None}, there]))
     goes_on = resume and (out / ABOUT).is_file()
     if not goes_on:
         check_new(out)
     elif json.loads((out / ABOUT).read_text()) != same:
-        raise ValueError(f"{out.name} holds a search with other settings than these, or of another machine")
+        raise ValueError(f"{out.name} holds a search with other settings than these, or of another machine or version")
     elif all(place.exists() for place in (out / BEST / run.SCORES, out / RESULTS, out / REPORT)):
         raise ValueError(f"{out.name} has nothing to resume: its search ran to its end")
     with each_alone() as others:
@@ -149,7 +150,7 @@ def _searched(hurdles: Hurdles, out: Path, job: NetworkJob, same: object, others
     """The network that a search finds."""
     if others.rank == 0:
         (out / ABOUT).parent.mkdir(parents=True, exist_ok=True)
-        (out / ABOUT).write_text(json.dumps(same))
+        checkpoint.replace(out / ABOUT, json.dumps(same))
     first = hurdles.train(hurdles.space.start, hurdles.plan.rungs[0])
     least = least_minutes(first.seconds)
     if least > job.minutes:

@@ -27,6 +27,7 @@ from greenformers.search.hurdles import Hurdles
 from greenformers.search.network_lab import REPEATS, NetworkLab
 from greenformers.search.network_space import IDLE, NetworkSpace, with_part
 from greenformers.search.space import Genes
+from greenformers.train import checkpoint
 
 IN_LAYER = ("attention", "rank", "k", "heads", "feed_forward")
 """Parts that a layer can have several values of at once; the number of layers is the other part that can vary."""
@@ -140,7 +141,7 @@ def by_one_shot(hurdles: Hurdles, folder: Path) -> None:
     if not ranking.is_file():
         shares = _learned(hurdles)
         folder.mkdir(parents=True, exist_ok=True)
-        ranking.write_text(json.dumps(likeliest(hurdles.space, shares)))
+        checkpoint.replace(ranking, json.dumps(likeliest(hurdles.space, shares)))  # whole, or it is learned again
     rows: list[Genes] = [tuple(row) for row in json.loads(ranking.read_text())]
     for row in rows:
         if row == hurdles.space.start or not hurdles.space.legal(row):  # the first is as fast as itself, and trained

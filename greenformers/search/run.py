@@ -31,6 +31,7 @@ from greenformers.model.positions import reach
 from greenformers.search.bound import Bound
 from greenformers.search.in_full import InFull
 from greenformers.search.lab import Lab
+from greenformers.search.once import once
 from greenformers.search.search import Plan, Search
 from greenformers.search.space import Space
 from greenformers.search.trials import Trial, Trials
@@ -168,7 +169,9 @@ def find_recipe(
     names = ("texts", "calibrate", "heal_texts", "evaluate", "teacher_cache")
     paths = {name: Path(options[name]) for name in names if options.get(name) is not None}
     job = Job(**options | paths)
-    about = context(f"greenformers.find_recipe({str(model)!r}, {str(out)!r}, lose={lose}, faster={faster})", job.seed)
+    # Records are published, and name no folders of this machine.
+    named, place = (Path(path).name if Path(path).is_absolute() else str(path) for path in (model, out))
+    about = context(f"greenformers.find_recipe({named!r}, {place!r}, lose={lose}, faster={faster})", job.seed)
     return find(
         str(model), Path(out), job, Bound(lose=lose, faster=faster), runtime=runtime, minutes=minutes, about=about,
         told=told, progress=progress,
@@ -213,7 +216,7 @@ def _prepared(
         check_tokenizer(tokenizer, original, model)
     reader = Reader.of(original, tokenizer, length, features=features)
     parts, gone = apart(read_parts(reading, replace(job, length=length), reader), reader)
-    parts |= {"judging": _once(parts["judging"], reader)}
+    parts |= {"judging": once(parts["judging"], reader.task)}
     check_examples(original, parts["judging"], reader)
     count = len(parts["judging"])
     if count < LEAST:
@@ -238,19 +241,6 @@ def _prepared(
     trials = Trials(folder / "trials.jsonl", others.rank)
     search = Search(space, lab, plan, trials, lambda trial: told(search, trial), others=others)
     return search, parts | {"judging": unseen}, gone
-
-
-def _once(examples: Examples, reader: Reader) -> Examples:
-    """Examples without texts that were there before: what a search has seen is not to judge it in the end.
-
-    Lines of language models are running text, in which a line may stand twice.
-    """
-    if not isinstance(examples, Texts) or reader.task in ("causal_lm", "masked_lm"):
-        return examples
-    first: dict[frozenset[str], int] = {}
-    for place, row in enumerate(examples.segments):
-        first.setdefault(frozenset(row), place)
-    return examples.at([*first.values()])
 
 
 def _some(examples: Examples) -> Examples:

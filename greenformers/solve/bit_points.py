@@ -134,8 +134,8 @@ def _held(site: Site, W: Tensor) -> Iterator[None]:
     """A `with` block in which a layer has another weight."""
     weight: Any = site.module.weight
     before = weight.detach().clone()
-    write(site, W)
     try:
+        write(site, W)
         yield
     finally:
         with torch.no_grad():

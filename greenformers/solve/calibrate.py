@@ -98,12 +98,13 @@ def _statistics(site: Site, first: Site, sums: Mapping[Hashable, Tensor]) -> lis
     C, G = sums[(site.path, "Y") if outputs else (first.path, "C")], sums.get((site.path, "G"))
     if not C.isfinite().all():
         raise ValueError(f"the inputs of {site.path!r} are not finite on the calibration data")
+    felt = sums.get((site.path, "felt"))
+    for gradients in (G, felt):
+        if gradients is not None and not gradients.isfinite().all():
+            raise ValueError(f"the gradients in {site.path!r} are not finite on the calibration data")
     if site.kind == "embedding":
-        felt = sums.get((site.path, "felt"))
         # A gradient that is the same in all directions, in the mean over positions.
         return [Statistics(C, gradients=None if felt is None else felt / (C.sum() * site.n))]
-    if G is not None and not G.isfinite().all():
-        raise ValueError(f"the gradients in {site.path!r} are not finite on the calibration data")
     count = sums[first.path, "count"]
     mean = sums[(site.path, "y") if outputs else (first.path, "x")] / count
     if has_bias(site):

@@ -21,7 +21,7 @@ from greenformers.measure.quality import evaluating
 from greenformers.model._transformers import HEAD_SIZES, TransposedLinear
 from greenformers.solve.loss import output
 from greenformers.solve.units import put
-from greenformers.solve.watch import Batch, call
+from greenformers.solve.watch import Batch, by_name, call
 
 EXACT = 1e-3
 """Largest difference of outputs, relative to the largest, between units that are gone and units whose output is 0."""
@@ -156,15 +156,17 @@ def silenced(model: nn.Module, layers: Sequence[Coupled], left: Mapping[str, Ten
             mask = torch.zeros(layer.columns.numel())
             mask[layer.columns[left[layer.second]]] = 1
             stack.callback(model.get_submodule(layer.second).register_forward_pre_hook(silence(mask)).remove)
-        return output(call(model, batch), batch, pooling_of(model))
+        return output(call(model, batch), by_name(model, batch), pooling_of(model))
 
 
 def check_removed(model: nn.Module, kind: str, expected: Tensor, batch: Batch) -> None:
     """Check that a network without some of its units gives what it gave with these at 0.
 
     Raises:
-        ValueError: It does not: something else reads the units, or counts them.
+        ValueError: It does not: something else reads the units, or counts them. Or what it gave is not finite.
     """
+    if not expected.isfinite().all():
+        raise ValueError(f"what {type(model).__name__} gives with {kind} at 0 is not finite: none can be removed")
     try:
         given = silenced(model, [], {}, batch)
     except (RuntimeError, ValueError, IndexError) as error:

@@ -91,6 +91,7 @@ def factorise(
     try:
         traced = None
         selected, unreached = sites(model, select), list[Site]()
+        named = None if named is None else _by_site(named, selected)
         if solver in CALIBRATED or budget.of != "parameters" or only_if_faster:
             if example is None:
                 raise ValueError(f"a budget of {budget.of} and only_if_faster need an example batch")
@@ -263,6 +264,22 @@ class _Work:
                 solved[path] = solve(_site(self.selected, path), rank, self.solver, seed=self.seed + index)
                 self.progress("factorising", (index + 1) / len(chosen))
         return solved
+
+
+def _by_site(named: Mapping[str, int], selected: Sequence[Site]) -> dict[str, int]:
+    """Ranks by the names of weights, of ranks by the paths of layers: a weight may have several.
+
+    Raises:
+        ValueError: A name is no path of a layer, or a weight has several ranks.
+    """
+    names = {path: site.path for site in selected for path in site.paths}
+    by_site: dict[str, int] = {}
+    for path, rank in named.items():
+        if path not in names:
+            raise ValueError(f"ranks are given by the paths of layers, and there is none at {path!r}")
+        if by_site.setdefault(names[path], rank) != rank:
+            raise ValueError(f"{path!r} shares its weight with another layer: give one rank for both")
+    return by_site
 
 
 def _reached(selected: Sequence[Site], traced: Trace, select: Select) -> tuple[list[Site], list[Site]]:

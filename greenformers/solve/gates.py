@@ -34,6 +34,9 @@ def gate_gradients(
 
     Returns:
         Gradients (examples, n) by path, float32.
+
+    Raises:
+        ValueError: They are not finite.
     """
     rows: dict[str, list[Tensor]] = {path: [] for path in paths}
     seen: list[tuple[str, Tensor, Tensor | None]] = []
@@ -68,6 +71,8 @@ def gate_gradients(
                 total = product.float().sum(1)  # of all calls of a layer: they share its gates
                 felt[path] = felt[path] + total if path in felt else total
             for path, total in felt.items():
+                if not total.isfinite().all():
+                    raise ValueError(f"the gradients at {path!r} are not finite on batch {number} of the examples")
                 rows[path].append(total.cpu())
             progress((number + 1) / len(batches))
     return {path: torch.cat(parts) for path, parts in rows.items() if parts}

@@ -6,7 +6,7 @@ that are left (SliceGPT, Ashkboos 2024, arXiv:2401.15024, fits nothing). The wei
 `greenformers.solve.refit`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -81,9 +81,7 @@ class Imitate:
                 total = total.to(z.device) + weight.sum()
             return [zz / total, zy / total, z_sum / total, y_sum / total]
 
-        zz, zy, z_mean, y_mean = summed(
-            [self.now, self.before], sums, lambda given: all(bool(part.isfinite().all()) for part in given)
-        )
+        zz, zy, z_mean, y_mean = self._summed(path, sums)
         if biased:
             zz, zy = zz - z_mean.square(), zy - z_mean * y_mean
         usual = zy.sum() / zz.sum().clamp(min=torch.finfo(zz.dtype).tiny)
@@ -108,9 +106,22 @@ class Imitate:
                 total = total.to(h.device) + weight.sum()
             return [C, cross, h_sum, y_sum, total]
 
-        C, cross, h_sum, y_sum, total = summed(
-            [self.now, self.before], sums, lambda given: all(bool(part.isfinite().all()) for part in given)
-        )
+        C, cross, h_sum, y_sum, total = self._summed(path, sums)
         if centred:
             C, cross = C - torch.outer(h_sum, h_sum) / total, cross - torch.outer(h_sum, y_sum) / total
         return C, cross, h_sum / total, y_sum / total
+
+    def _summed(self, path: str, sums: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Sums over what a layer is given and what it is to give.
+
+        Raises:
+            ValueError: They are not finite.
+        """
+        given = summed([self.now, self.before], sums, _finite)
+        if not _finite(given):
+            raise ValueError(f"what {path!r} is given, or gave before, is not finite on the examples")
+        return given
+
+
+def _finite(parts: Sequence[Tensor]) -> bool:
+    return all(bool(part.isfinite().all()) for part in parts)

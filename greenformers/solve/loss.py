@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from greenformers.data._pooling import MEAN, SentencePooling, pooling_of
 from greenformers.solve.share import Share
-from greenformers.solve.watch import Batch, Loss, call, padding, unpadded
+from greenformers.solve.watch import Batch, Loss, by_name, call, padding
 from greenformers.train.processes import processes, rank
 
 MANY = 2**16
@@ -27,9 +27,11 @@ def own(model: nn.Module, batch: Batch) -> Tensor:
     Raises:
         ValueError: The model gives no loss on this batch.
     """
-    if isinstance(batch, Mapping) and "labels" not in batch and generates(model):
-        labels = batch["input_ids"]
-        if "attention_mask" in batch:
+    batch = by_name(model, batch)
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) and batch.get("labels") is None else None
+    if ids is not None and generates(model):
+        labels = ids
+        if batch.get("attention_mask") is not None:
             labels = labels.masked_fill(~batch["attention_mask"].bool(), -100)
         batch = {**batch, "labels": labels}
     out = call(model, batch)
@@ -37,7 +39,7 @@ def own(model: nn.Module, batch: Batch) -> Tensor:
     if loss is None:
         raise ValueError(f"{type(model).__name__} gives no loss on this batch: add labels, or pass a loss")
     # Means are over the tokens of a batch: times their number, so that long batches count as long.
-    labels = batch["labels"] if isinstance(batch, Mapping) else None
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
     config = getattr(model, "config", None)
     if type(model).__name__.endswith("ForCTC") and getattr(config, "ctc_loss_reduction", None) == "sum":
         return loss
@@ -85,16 +87,27 @@ class Movement:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The projection of the output on the next probe."""
-        with padding(model) as masks:
-            masks.begin(batch)
-            out = output(call(model, batch), batch, pooling_of(model))
-            given = masks.at(out)
+        out, mask = masked_output(model, batch)
         self.generator.manual_seed(Random(f"{self.seed} {self.number}").getrandbits(32))
         self.number += self.step
         out = out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
         v = torch.randn(out.shape, generator=self.generator).to(out)
-        mask = next((mask for mask in given.values() if out.dim() > 2 and out.shape[:2] == mask.shape), None)
         return (v * out).sum() if mask is None else (v * out)[mask].sum()
+
+
+def masked_output(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    """The output of a network, and which of its positions are no padding; None where it is not of positions."""
+    with padding(model) as masks:
+        masks.begin(batch)
+        returned = call(model, batch)
+        out = output(returned, by_name(model, batch), pooling_of(model))
+        given = list(masks.at(out).values())
+    # A score of each position, as ELECTRA gives it, has the form of one of each class.
+    classes = getattr(getattr(model, "config", None), "num_labels", None)
+    scores = getattr(returned, "logits", None) is out and out.dim() == 2 and out.shape[1] != classes
+    if out.dim() > 2 or scores:
+        return out, next((mask for mask in given if out.shape[:2] == mask.shape), None)
+    return out, next((mask.flatten() for mask in given if out.dim() == 2 and len(out) == mask.numel()), None)
 
 
 def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tensor:
@@ -109,7 +122,8 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
     # Scores of a vocabulary at each position would fill the memory.
     few = sum(x[0].numel() for x in several if len(x)) <= MANY
     if len(several) > 1 and len({len(x) for x in several}) == 1 and few:
-        return torch.cat([x.flatten(1) for x in several], 1)
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        return torch.cat([_where(mask, x).flatten(1) for x in several], 1)
     logits = getattr(returned, "logits", None)
     if logits is not None:
         return logits
@@ -126,9 +140,17 @@ def output(returned: object, batch: Batch, pool: SentencePooling = MEAN) -> Tens
     raise ValueError(f"a {type(returned).__name__} holds no tensor: pass a loss")
 
 
+def _where(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Outputs with 0 at positions that are padding, where they are (B, N, n)."""
+    if mask is None or x.dim() < 3 or x.shape[:2] != mask.shape:
+        return x
+    return x.where(mask.bool().view(*mask.shape, *[1] * (x.dim() - 2)), 0)
+
+
 def default(model: nn.Module, batches: Sequence[Batch], seed: int = 0) -> Loss:
     """`own` where the model gives a loss on these batches, else `Movement`."""
-    labelled = isinstance(batches[0], Mapping) and "labels" in batches[0]
+    batch = by_name(model, batches[0])
+    labelled = isinstance(batch, Mapping) and batch.get("labels") is not None
     if labelled or generates(model):
         return own
     return Movement(seed, (rank(), processes()) if isinstance(batches, Share) else (0, 1))
@@ -144,12 +166,9 @@ def difference(model: nn.Module, batches: Sequence[Batch], loss: Loss | None = N
         return lambda number: (loss or own)(model, batches[number]).item()
 
     def outputs(number: int) -> Tensor:
-        batch = batches[number]
-        with padding(model) as masks:
-            masks.begin(batch)
-            given = output(call(model, batch), batch, pooling_of(model)).float()
-            rows = unpadded(given, given.shape[:-1], masks.at(given))
-            return rows if rows.shape[-1] <= WIDE else rows @ projection(rows)
+        out, mask = masked_output(model, batches[number])
+        rows = (out if mask is None else out[mask]).float()
+        return rows if rows.shape[-1] <= WIDE else rows @ projection(rows)
 
     def projection(rows: Tensor) -> Tensor:
         """A random matrix (n, `NARROW`) that keeps squared distances in the mean: a vocabulary has many scores."""

@@ -72,11 +72,11 @@ def _lost(model: nn.Module, solved: Solved, rank: int, judge: Callable[[], float
     site: Site = solved.site
     layer: Any = model.get_submodule(site.path)
     before = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-    weight_of(layer).T.copy_(solved.decoder[0, :, :rank] @ solved.encoder[0, :rank])
-    shift = solved.shift(rank)
-    if shift is not None:
-        layer.bias += shift.to(layer.bias.dtype)
     try:
+        weight_of(layer).T.copy_(solved.decoder[0, :, :rank] @ solved.encoder[0, :rank])
+        shift = solved.shift(rank)
+        if shift is not None:
+            layer.bias += shift.to(layer.bias.dtype)
         return judge()
     finally:
         for name, parameter in layer.named_parameters():

@@ -53,6 +53,9 @@ def moments(seen: Seen, path: str, calls: int) -> Moments:
         seen: The network.
         path: Path of the layer.
         calls: How often a pass calls it.
+
+    Raises:
+        ValueError: They are not finite.
     """
 
     def sums() -> tuple[Tensor, Tensor, Tensor]:
@@ -64,6 +67,8 @@ def moments(seen: Seen, path: str, calls: int) -> Moments:
         return C, total, count
 
     C, total, count = summed([seen], sums, lambda given: bool(given[0].isfinite().all()))
+    if not C.isfinite().all():
+        raise ValueError(f"the inputs of {path!r} are not finite on the examples")
     mean = total / count
     biased = getattr(seen.model.get_submodule(path), "bias", None) is not None
     return Moments(C - count * torch.outer(mean, mean) if biased else C, mean)

@@ -101,6 +101,9 @@ def directions(
 
     Returns:
         Eigenvectors as columns (d, d) and eigenvalues (d,), float64.
+
+    Raises:
+        ValueError: The states are not finite.
     """
     device = next(model.parameters()).device
     covariance = torch.zeros(width.size, width.size, dtype=torch.float64, device=device)
@@ -117,6 +120,8 @@ def directions(
             masks.begin(batch)
             call(model, batch)
             progress((number + 1) / len(batches))
+    if not covariance.isfinite().all():
+        raise ValueError("the hidden states of the network are not finite on the examples")
     values, vectors = torch.linalg.eigh(covariance)
     return vectors.flip(1), values.flip(0).clamp(min=0)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from greenformers.lowrank.factorize import CALIBRATED, Factors, Statistics, factorize, spectrum
 from greenformers.solve.walk import Site
@@ -88,7 +89,7 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
         seen = [Statistics()] * site.groups
     curves = [errors(W.double(), part, at) for W, part, at in zip(weights, factored, seen, strict=True)]
     spectra = [part.energies for part in factored if part.energies is not None]
-    energies = torch.stack([_padded(part, max(map(len, spectra))) for part in spectra]).sum(0) if spectra else None
+    energies = _summed(spectra) if spectra else None
     return Solved(
         site,
         torch.stack([part.decoder for part in factored]),
@@ -101,8 +102,10 @@ def solve(site: Site, rank: int, solver: str, seen: Sequence[Statistics] | None 
     )
 
 
-def _padded(energies: Tensor, length: int) -> Tensor:
-    return torch.cat([energies, energies.new_zeros(length - len(energies))])
+def _summed(spectra: Sequence[Tensor]) -> Tensor:
+    """The sum of the spectra of groups: that of one whose covariances are not of full rank may be shorter."""
+    length = max(map(len, spectra))
+    return torch.stack([pad(energies, (0, length - len(energies))) for energies in spectra]).sum(0)
 
 
 def _by_frequency(site: Site, W: Tensor, rank: int, counts: Tensor, felt: Tensor | None) -> Solved:
@@ -138,7 +141,7 @@ def spectrum_of(site: Site, solver: str, seen: Sequence[Statistics]) -> Tensor:
             assert counts is not None
             energies = spectrum((counts.double() + 1).sqrt()[:, None] * weights[0].double())
             return energies if seen[0].gradients is None else energies * seen[0].gradients
-        return torch.stack([spectrum(W, solver, at) for W, at in zip(weights, seen, strict=True)]).sum(0)
+        return _summed([spectrum(W, solver, at) for W, at in zip(weights, seen, strict=True)])
     except ValueError as error:
         raise ValueError(f"{site.path}: {error}") from error
 

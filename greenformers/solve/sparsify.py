@@ -85,7 +85,8 @@ def wanda(
         keep: Share of the weights that stay.
         two_of_four: Choose among each four neighbours of a row, in place of `keep`.
     """
-    scores = W.abs() * squares(C).sqrt().to(W.dtype)
+    # In half precision inputs might be infinite, and scores of many weights equal.
+    scores = W.abs() * squares(C).sqrt().to(torch.promote_types(W.dtype, torch.float32))
     return _masked(W, pairs_of_four(scores) if two_of_four else largest(scores, count(keep, W.shape[1])))
 
 

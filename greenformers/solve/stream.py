@@ -121,7 +121,11 @@ class Stream:
 
     def _solved(self, site: Site, file: Path, key: str, rank: int) -> Solved:
         with opened(site, file, key):
-            return solve(site, rank, self.solver, seed=self._seed + self._number(site))
+            part = solve(site, rank, self.solver, seed=self._seed + self._number(site))
+            module: Any = site.module
+            if site.kind == "embedding" and module.padding_idx is not None:  # a row of zeros stays one, as in memory
+                part.decoder[:, module.padding_idx] *= module.weight[module.padding_idx].any()
+            return part
 
     def _number(self, site: Site) -> int:
         """What a weight adds to the seed of solvers that draw, as in memory."""

@@ -29,9 +29,12 @@ def check_whole(model: nn.Module, width: HiddenWidth, cut: Cut, basis: Tensor, b
         batch: A batch.
 
     Raises:
-        ValueError: It does not: something else reads the hidden states, or writes to them.
+        ValueError: It does not: something else reads the hidden states, or writes to them. Or what it gives is not
+            finite.
     """
     before = outputs(model, batch)
+    if not all(x.isfinite().all() for x in before):
+        raise ValueError(f"what {type(model).__name__} gives is not finite: no hidden width is found by it")
     exchange = Exchange(model)
     try:
         cut(exchange, basis)

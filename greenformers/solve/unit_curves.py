@@ -8,6 +8,7 @@ at 85.7 points of correlation, where half in each kept 86.2.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from math import isfinite
 
 import torch
 from torch import Tensor, nn
@@ -104,15 +105,23 @@ def spread(batches: Sequence[Batch], examples: int) -> Sequence[Batch]:
 
 
 def total(risen: Callable[[int], float], replay: Replay) -> float:
-    """How bad a network is on all batches, run from the last finished layer on."""
+    """How bad a network is on all batches, run from the last finished layer on.
+
+    Raises:
+        ValueError: What it gives is not finite.
+    """
     added = 0.0
     for number in range(len(replay.outputs)):
         with replay.resumed(number):
             added += risen(number)
-    if added != added and not replay.off:
-        replay.stop()  # the network reads layers that are not kept
-        return total(risen, replay)
-    return added
+    if isfinite(added):
+        return added
+    if replay.off:
+        raise ValueError(
+            "the outputs of the network are not finite, as they are or with a layer changed: in float32 they may be"
+        )
+    replay.stop()  # the network may read layers that are not kept
+    return total(risen, replay)
 
 
 @contextmanager
@@ -120,8 +129,8 @@ def _left(model: nn.Module, layer: Coupled, units: Tensor, of_inputs: Moments | 
     """A `with` block in which only these units of a layer have an effect."""
     second = model.get_submodule(layer.second)
     before = [parameter.detach().clone() for parameter in second.parameters()]
-    fit(second, layer.columns[units].flatten().sort().values, of_inputs)
     try:
+        fit(second, layer.columns[units].flatten().sort().values, of_inputs)
         yield
     finally:
         for parameter, value in zip(second.parameters(), before, strict=True):

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, signature
 from itertools import chain
 from typing import Any
 
@@ -36,6 +38,19 @@ def call(model: nn.Module, batch: Batch) -> Any:
     if isinstance(batch, str) or not isinstance(batch, Sequence):
         raise ValueError(f"a batch must be a mapping, a sequence or a tensor, got a {type(batch).__name__}")
     return model(*batch)
+
+
+def by_name(model: nn.Module, batch: Batch) -> Batch:
+    """The arguments of a batch by their names, among which masks and labels are found.
+
+    A batch of a network that gives its arguments no names stays as it is.
+    """
+    if isinstance(batch, Mapping | str) or not isinstance(batch, Tensor | Sequence):
+        return batch
+    values = [batch] if isinstance(batch, Tensor) else batch
+    taken = signature(model.forward).parameters.values()
+    names = [parameter.name for parameter in taken if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    return batch if len(values) > len(names) else dict(zip(names, values, strict=False))
 
 
 @dataclass(frozen=True)
@@ -153,16 +168,27 @@ class Padding:
         window: Number of which the network itself makes the length of its texts a multiple, by padding. Its layers read
             texts of that length, and some of them the positions first (N, B).
         turned: Whether all layers read the positions first.
+        named: Function that gives the arguments of a batch by name.
     """
 
-    def __init__(self, encoder: nn.Module | None, *, window: int = 1, turned: bool = False) -> None:
-        self.encoder, self._window, self._turned = encoder, window, turned
+    def __init__(
+        self, encoder: nn.Module | None, *, window: int = 1, turned: bool = False,
+        named: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> None:  # fmt: skip
+        self.encoder, self._window, self._turned, self._named = encoder, window, turned, named
         self.begin({})
 
     def begin(self, batch: Batch) -> None:
         """Take the masks of the next batch."""
-        by_name = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
-        given = {name: mask.bool() for name, mask in by_name.items() if isinstance(mask, Tensor) and mask.dim() == 2}
+        batch = self._named(batch)
+        masks = {name: batch.get(name) for name in MASKS} if isinstance(batch, Mapping) else {}
+        tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        given: dict[str, Tensor] = {}
+        for name, mask in masks.items():
+            if isinstance(mask, Tensor) and mask.dim() == 3 and isinstance(tokens, Tensor):
+                mask = mask.flatten(0, 1) if mask.shape == tokens.shape else mask  # of choices, each a text
+            if isinstance(mask, Tensor) and mask.dim() == 2:
+                given[name] = mask.bool()
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         ids = batch.get("decoder_input_ids") if isinstance(batch, Mapping) else None
         if not isinstance(labels, Tensor) or labels.dim() != 2 or (ids is not None and ids.shape != labels.shape):
@@ -172,7 +198,6 @@ class Padding:
         if self.encoder is not None and MASKS[0] in given and MASKS[1] not in given and ids is None:
             mask = given[MASKS[0]]  # classifiers read the same text in the decoder, a place later
             given[MASKS[1]] = torch.cat([mask.new_ones(len(mask), 1), mask[:, :-1]], 1)
-        tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if self._window > 1 and isinstance(tokens, Tensor) and tokens.dim() == 2:
             mask = given.get(MASKS[0], torch.ones_like(tokens, dtype=torch.bool))
             given[MASKS[0]] = mask = F.pad(mask, (0, -mask.shape[1] % self._window))
@@ -204,7 +229,7 @@ def padding(model: nn.Module) -> Iterator[Padding]:
     windows = getattr(config, "attention_window", 1)  # of Longformer and LED, one or of each layer
     window = max(windows) if isinstance(windows, list | tuple) else windows
     turned = getattr(config, "model_type", None) == "xlnet"
-    masks = Padding(None if encoder is model else encoder, window=window, turned=turned)
+    masks = Padding(None if encoder is model else encoder, window=window, turned=turned, named=partial(by_name, model))
     hook = None if masks.encoder is None else masks.encoder.register_forward_hook(masks.note)
     try:
         yield masks
@@ -241,7 +266,7 @@ def rows(site: Site, x: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     patches = apply(x, eye, None, convolution.stride, padding, convolution.dilation, site.groups)
     if patches.dim() < eye.dim():  # without a batch
         patches = patches[None]
-    return patches.flatten(2).unflatten(1, (site.groups, site.n)).permute(1, 0, 3, 2).flatten(1, 2)
+    return _by_group(patches, (site.groups, site.n), given)
 
 
 def out_rows(site: Site, d: Tensor, given: Mapping[str, Tensor]) -> Tensor:
@@ -250,7 +275,14 @@ def out_rows(site: Site, d: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     if site.kind == "linear":
         return unpadded(d, d.shape[:-1], given)[None]
     d = d if d.dim() == len(site.module.weight.shape) else d[None]  # type: ignore[arg-type]
-    return d.flatten(2).unflatten(1, (site.groups, site.m)).permute(1, 0, 3, 2).flatten(1, 2)
+    return _by_group(d, (site.groups, site.m), given)
+
+
+def _by_group(x: Tensor, sizes: tuple[int, int], given: Mapping[str, Tensor]) -> Tensor:
+    """What a convolution reads or gives (B, g n, ...) as rows (g, positions, n), without those that are padding."""
+    mask = next((mask for mask in given.values() if mask.shape == (len(x), *x.shape[2:])), None)
+    rows = x.flatten(2).unflatten(1, sizes).permute(1, 0, 3, 2).flatten(1, 2)
+    return rows if mask is None else rows[:, mask.flatten()]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ arXiv:2403.17887, eq. 7; its angle is least where the cosine is most.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def by_influence(
         progress: Function that is called with the share that is done.
 
     Raises:
-        ValueError: The layers do not pass on a hidden state of one width.
+        ValueError: The layers do not pass on a hidden state of one width, or what the network gives is not finite.
     """
     cosines = _cosines(model, paths, batches, 1, progress)
     dropped = sorted(range(len(paths)), key=lambda place: -cosines[place])[: len(paths) - keep]
@@ -129,7 +130,10 @@ def by_loss(
                     costs[place] = sum(cost(number) for number in range(len(batches)))
                 done += 1
                 progress(done / trials)
-            least = min(left, key=costs.__getitem__)
+            finite = [place for place in left if isfinite(costs[place])]
+            if not finite:
+                raise ValueError("what the network gives without one of its layers is not finite on these texts")
+            least = min(finite, key=costs.__getitem__)
             gone.add(least)
             left.remove(least)
     return left
@@ -185,7 +189,10 @@ def _cosines(
     finally:
         for handle in handles:
             handle.remove()
-    return (sums / tokens).tolist()
+    means: list[float] = (sums / tokens).tolist()
+    if not all(map(isfinite, means)):
+        raise ValueError("the hidden states of the network are not finite on these texts")
+    return means
 
 
 def _input(args: tuple[Any, ...], given: dict[str, Any]) -> Tensor:

@@ -142,6 +142,8 @@ def longest(model: PreTrainedModel, length: int | None) -> int:
         ValueError: The model reads no text of the length that is given.
     """
     most = reach(model)
+    if length is not None and length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
     if length is not None and most is not None and length > most:
         raise ValueError(f"length must be at most {most}, the longest input; got {length}")
     usual = length or pooling_of(model).length or USUAL
@@ -160,6 +162,8 @@ def checked(
         raise ValueError(f"{type(teacher).__name__} has no tokenizer of the tokenizers library, which the result needs")
     if Reader.of(teacher, tokenizer, 8).task != "encoder":
         raise ValueError(f"{type(teacher).__name__} gives no embeddings of texts: a static encoder learns from these")
+    if isinstance(texts, str):
+        raise ValueError("texts must be a list of texts, got a single one")
     if len(texts) < 2 * VALID:
         raise ValueError(f"a static encoder needs at least {2 * VALID} texts, got {len(texts)}")
     width = _pooled(teacher, tokenizer)
@@ -209,4 +213,6 @@ def _alone(teacher: PreTrainedModel, tokenizer: Any, size: int, progress: Progre
             parts.append(pool(teacher(input_ids=ids, attention_mask=mask).last_hidden_state, mask).float())
             progress("asking the teacher for tokens", min(start + TOKENS, there) / there)
     rows = torch.nn.functional.normalize(torch.cat(parts), dim=1)
+    if not rows.isfinite().all():
+        raise ValueError("what the teacher gives to some tokens alone is not finite")
     return torch.nn.functional.pad(rows, (0, 0, 0, size - there))

@@ -68,7 +68,13 @@ class Bags:
 
 
 def directions(Y: Tensor, dims: int) -> tuple[Tensor, float]:
-    """The directions (d, d') in which vectors (S, d) have most of their energy, and the share of it in them."""
+    """The directions (d, d') in which vectors (S, d) have most of their energy, and the share of it in them.
+
+    Raises:
+        ValueError: The vectors are not finite.
+    """
+    if not Y.isfinite().all():
+        raise ValueError("what the teacher gives to the texts is not finite")
     energy, vectors = torch.linalg.eigh((Y.T @ Y).double())
     energy = energy.flip(0).clamp(min=0)
     return vectors.flip(1)[:, :dims].float(), (energy[:dims].sum() / energy.sum()).item()

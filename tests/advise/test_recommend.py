@@ -287,6 +287,21 @@ def test_the_best_of_every_group_are_timed_however_fast_another_group_is(monkeyp
     assert order == [BASELINE, "lrt 4", "linformer 4", "linformer 8", "lrt+linformer 4"]
 
 
+def test_what_is_timed_stands_beside_the_dense_network_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimates = {row.cell: row.seconds for row in advised(names=["lrt"])}
+    dense, known, other = (Cell(*cell, 64) for cell in ((BASELINE, None), ("lrt", 4), ("lrt", 8)))
+    # Recorded while the machine was half as fast as it is now.
+    records = [
+        Record("bench", cell.variant, setting(cell, NETWORK, How(tokens=128)), "latency", 1e3 * seconds, "ms")
+        for cell, seconds in ((dense, 4 * estimates[other]), (known, 2 * estimates[other]))
+    ]
+    monkeypatch.setattr(module, "_timed", lambda _, group: {cell: 1.0 if cell == dense else 0.5 for cell in group})
+    rows = by_name(measured(NEED, advised(names=["lrt"], records=records), 10.0))
+    assert {row.evidence for row in rows.values()} == {"measured here"}
+    assert rows["lrt 4"].reason.startswith("2x as fast")
+    assert rows["lrt 8"].reason.startswith("2x as fast")
+
+
 def test_timed_here_is_a_layer_as_often_as_there_are() -> None:
     rows = measured(NEED, advised(names=["lrt"], ranks=(4,)), 10.0)
     assert {row.evidence for row in rows} == {"measured here"}

@@ -1,6 +1,7 @@
 """The layout `pack-quantized`: written, read again, and read by the library whose layout it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def test_read_again_it_is_the_same_to_the_bit(form: Form, scale: float) -> None:
     assert torch.equal(again.rows(), held.rows())
     assert torch.equal(again.q(), held.q())
     assert again.form.bits == form.bits
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_weight_of_one_row_is_read_again(form: Form) -> None:
+    held = packed(replace(form, group=48), m=1)
+    assert torch.equal(held_of(tensors_of(held), "layer").rows(), held.rows())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -144,6 +144,8 @@ def test_what_fails_is_told_and_the_grid_goes_on(out: Path, monkeypatch: Patch, 
      (("--lengths", "1024"), "lengths are for text; the tasks are listops"),
      (("--data", "."), "data is for text, retrieval, pixels; the tasks are listops"),
      (("--variants", "sliding_window:window=0"), "variants must be usable for every task; sliding_window:window=0"),
+     (("--retry",), "--list only lists: --retry would have no effect"),
+     (("--results", "r.jsonl"), "--list only lists: --results would have no effect"),
      (("--references", "gone"), "references must be a folder that is there, got gone"),
      (("--variants", "linformer,linformer"), "variants must differ"), (("--steps", "1"), "steps must be at least 2")],
 )  # fmt: skip

@@ -14,6 +14,7 @@ import pytest
 import torch
 from command_line import SMALL, refused, run
 
+from greenformers.cli._terminal import command
 from greenformers.data import names
 from greenformers.measure.newest import newest
 from greenformers.measure.record import read
@@ -229,6 +230,12 @@ def test_a_report_that_is_only_printed_has_no_folder(
 ) -> None:
     words = ["report", "gone.jsonl", "--markdown", "--out", "page"]
     assert "--markdown only prints: --out would have no effect, got page" in refused(monkeypatch, capsys, *words)
+
+
+def test_the_command_of_records_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["report", "/home/me/a.jsonl", "--out=/home/me/b", "--texts", "c/d.tsv", "--slot=norm=rms"]
+    monkeypatch.setattr(sys, "argv", ["greenformers", *words])
+    assert command() == "greenformers report a.jsonl --out=b --texts c/d.tsv --slot=norm=rms"
 
 
 def test_what_is_warned_of_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,15 @@ def test_a_picture_and_its_table(
     assert out.read_bytes() == before
 
 
+def test_brackets_of_a_path_are_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "[lr=1]" / "pattern.png"
+    out.parent.mkdir()
+    assert run(monkeypatch, "pattern", "cascade", "--length", "4", "--heads", "1", "--out", str(out)) == 0
+    assert f"picture: {out}" in capsys.readouterr().out
+
+
 def panels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *words: str) -> float:
     """Width over height of a picture, which tells how its panels stand."""
     out = tmp_path / "pattern.png"

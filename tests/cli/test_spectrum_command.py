@@ -76,6 +76,13 @@ def test_a_model_and_its_texts(
     assert str(home) not in (out / "index.html").read_text()
 
 
+def test_of_a_table_the_texts_alone_are_read(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "labelled.tsv"
+    table.write_text("sentence\tlabel\n" + "".join(f"{line}\tgood\n" for line in LINES))
+    words = f"spectrum {home / 'bert'} --texts {table} --length 12 --index 3 --limit 1 --out".split()
+    assert run(monkeypatch, *words, str(tmp_path / "out")) == 0
+
+
 def test_fewer_blocks_than_the_limit(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,6 +59,18 @@ def test_it_is_what_compress_makes(models, tmp_path, name, change):
     torch.testing.assert_close(outputs(read, batch)[0], outputs(model, batch)[0], rtol=1e-5, atol=1e-5)
 
 
+def test_the_row_of_padding_stays_zero(tmp_path):
+    network("bert", "BertModel").save_pretrained(tmp_path / "bert")
+    change = LowRank(rank=5, solver="random", select=("embedding",))
+    compress_from_disk(tmp_path / "bert", tmp_path / "out", [change])
+    dense, words = (
+        greenformers.load(tmp_path / name).embeddings.word_embeddings for name in ("bert", "out")
+    )  # fmt: skip
+    assert not dense.weight[dense.padding_idx].any()
+    assert not words.decoder[words.padding_idx].any()
+    assert words.decoder[words.padding_idx + 1].any()
+
+
 def test_what_it_wrote_can_be_written_and_read_again(models, tmp_path):
     compress_from_disk(models["gpt2"], tmp_path / "out", [HALF.but(select=("*",))])
     read = greenformers.load(tmp_path / "out")

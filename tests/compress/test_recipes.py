@@ -56,6 +56,8 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (0, {}, r"the share to keep must be in \(0, 1\], got 0"),
         (1.5, {}, r"the share to keep must be in \(0, 1\], got 1\.5"),
         (0.5, {"texts": TEXTS}, "texts need a tokenizer"),
+        (0.5, {"texts": "one text", "tokenizer": object()}, "texts must be a list of texts, got a single one"),
+        (0.5, {"length": 0}, "length must be at least 1, got 0"),
         (
             0.5,
             {"texts": TEXTS, "tokenizer": object()},

@@ -90,6 +90,7 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ("a.tsv", b"text\tlabel\nsecret\tgood", "a.tsv, line 2: the label must be a whole number from 0 on"),
         ("a.tsv", b"text\tlabel", "a.tsv holds no text"),
         ("a.jsonl", b'{"text": "secret"', "a.jsonl, line 1: expected JSON (Expecting "),
+        ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"[" * 100_000, "a.jsonl, line 2: expected JSON of fewer brackets"),
         ("a.jsonl", b'{"text": "a"}\n["secret"]', 'a.jsonl, line 2: expected an object of JSON, as {"text": ...}'),
         ("a.jsonl", b'{"text": "a"}\n\n{"secret": 1}', "a.jsonl, line 3: there is no text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 5}', "a.jsonl, line 2: the text must be a string"),
@@ -115,6 +116,27 @@ def test_classes_by_their_names(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("sentence\tlabel\nsecret\tfine\n")
     with pytest.raises(ValueError, match=r"a\.tsv, line 2: the label must be one of good, bad, or a whole"):
         read_texts(tmp_path / "a.tsv", classes={"good": 1, "bad": 0})
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_classes_that_a_parquet_file_numbers_are_told_by_its_names(lists: bool, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the hub extra is not installed")
+    pq = pytest.importorskip("pyarrow.parquet")
+    kind, text = datasets.ClassLabel(names=["bad", "good"]), datasets.Value("string")
+    rows = {"tokens": [["a", "b"]], "ner_tags": [[0, 1]]} if lists else {"text": ["a", "b"], "label": [0, 1]}
+    kinds = [datasets.List(text), datasets.List(kind)] if lists else [text, kind]
+    table = datasets.Dataset.from_dict(rows, datasets.Features(dict(zip(rows, kinds, strict=True)))).data.table
+    pq.write_table(table, tmp_path / "a.parquet")
+    texts, _ = read_texts(tmp_path / "a.parquet", classes={"good": 0, "bad": 1})
+    assert texts.labels == ([[1, 0]] if lists else [1, 0])
+    assert read_texts(tmp_path / "a.parquet", classes={"other": 0})[0].labels == ([[0, 1]] if lists else [0, 1])
+
+
+def test_endings_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "A.TSV.GZ").write_bytes(gzip.compress(b"sentence\tlabel\na\t1\n"))
+    (tmp_path / "B.TXT.XZ").write_bytes(lzma.compress(b"a\n"))
+    assert read_texts(tmp_path / "A.TSV.GZ")[0].labels == [1]
+    assert read_texts(tmp_path / "B.TXT.XZ")[0].segments == [("a",)]
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -292,9 +292,12 @@ def test_a_network_that_names_no_longest_input_takes_any() -> None:
     assert reach(XLNetModel(XLNetConfig(vocab_size=53, d_model=32, n_head=2, d_inner=44, n_layer=1))) is None
 
 
-@pytest.mark.parametrize("texts", [[], "a text", ["a text", 1]])
-def test_what_is_no_list_of_texts_is_refused(texts: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="texts must be a list of at least one text, got "):
+@pytest.mark.parametrize(
+    ("texts", "got"),
+    [([], "none"), ("a text", "a single text"), (["a text", 1], "a int in it"), ((None,), "a NoneType in it")],
+)
+def test_what_is_no_list_of_texts_is_refused_and_not_told(texts: Any, got: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"texts must be a list of at least one text, got {got}"):
         greenformers.export(network("bert"), tmp_path / "out", ["program"], texts=texts)
 
 

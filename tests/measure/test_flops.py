@@ -102,6 +102,17 @@ def test_convolution():
     assert flops(lambda: layer(x)) == 2 * 2 * 9 * 4 * 5 * 3
 
 
+@pytest.mark.parametrize("groups", [1, 3, 6])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
+def test_each_gradient_of_a_convolution_has_the_products_of_the_forward_pass(kind, groups):
+    """Torch counts those of the weight as often as there are groups: of a depthwise one as if it were dense."""
+    layer, x = kind(6, 12, kernel_size=5, groups=groups), torch.randn(2, 6, 11)
+    forward = flops(lambda: layer(x))
+    assert forward == 2 * 2 * (7 if kind is nn.Conv1d else 11) * 5 * 6 * 12 // groups
+    assert flops(lambda: layer(x).sum().backward()) == 2 * forward
+    assert flops(lambda: layer(x.requires_grad_()).sum().backward()) == 3 * forward
+
+
 def test_what_cannot_be_counted_is_an_error_and_not_zero():
     with pytest.raises(ValueError, match="mkldnn_rnn_layer cannot be counted"):
         flops(lambda: nn.LSTM(7, 5)(torch.randn(3, 7)))

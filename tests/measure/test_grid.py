@@ -72,6 +72,7 @@ def test_ranks_that_cannot_be_are_left_out() -> None:
 def test_the_dense_networks_are_there_once_though_they_are_asked_for() -> None:
     assert cells([BASELINE, EAGER, "lrt"], [8], [4], NETWORK) == cells(["lrt"], [8], [4], NETWORK)
     assert [cell.name for cell in cells([], [8], [4], NETWORK)] == [BASELINE, EAGER]
+    assert cells(["lrt", "lrt"], [8, 16, 8], [4, 4], NETWORK) == cells(["lrt"], [8, 16], [4], NETWORK)
 
 
 def test_dense_attention_by_its_own_name_has_no_rank() -> None:

@@ -72,11 +72,25 @@ def test_an_accelerators_own_error_counts() -> None:
 @pytest.mark.parametrize("limit_", ["100", "max"])
 def test_a_container_has_what_its_group_leaves(limit_: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = [tmp_path / "most", tmp_path / "taken"]
-    monkeypatch.setattr(limit, "GROUPS", (("nowhere", "nowhere"), tuple(map(str, files))))
+    monkeypatch.setattr(limit, "GROUPS", (("nowhere",) * 3, (*map(str, files), str(tmp_path / "parts"))))
     whole = free(CPU)
     for file, text in zip(files, (limit_, "40"), strict=True):
         file.write_text(f"{text}\n")
     assert free(CPU) == (0.9 * 60 if limit_ == "100" else pytest.approx(whole, rel=0.2))
+
+
+@pytest.mark.parametrize(
+    ("parts", "given_up"),
+    [("anon 9\ninactive_file 7\n", 7), ("inactive_file 3\ntotal_inactive_file 7\n", 7), ("damaged", 0)],
+)
+def test_files_that_a_container_was_done_with_are_free(
+    parts: str, given_up: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = [tmp_path / name for name in ("most", "taken", "parts")]
+    monkeypatch.setattr(limit, "GROUPS", (tuple(map(str, files)),))
+    for file, text in zip(files, ("100", "40", parts), strict=True):
+        file.write_text(text)
+    assert free(CPU) == pytest.approx(0.9 * (60 + given_up))
 
 
 def test_what_torch_holds_in_reserve_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

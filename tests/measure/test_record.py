@@ -65,6 +65,32 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
         read(file)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("variant", 3, "variant must be a text, got 3"),
+        ("setting", [], r"setting must be an object, got \[\]"),
+        ("context", 5, "context must be an object, got 5"),
+        ("ratio", "2x", "ratio must be a number, got '2x'"),
+        ("spread", [1.0], r"spread must be a number, got \[1.0\]"),
+        ("interval", [1.0], r"interval must be a low and a high number, got \[1.0\]"),
+    ],
+)
+def test_a_field_of_another_type_is_named(field: str, value: object, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    row = {name: own for name, own in asdict(record("lrt", "latency", 1.0)).items() if own is not None}
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {field: value}) + "\n")
+    with pytest.raises(ValueError, match=rf"records\.jsonl, line 2: {said}"):
+        read(file)
+
+
+def test_a_line_that_python_cannot_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text("[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 1: not a record"):
+        read(file)
+
+
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "records.jsonl"
     append(file, [record("lrt", "latency", 1.0)])

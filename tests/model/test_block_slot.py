@@ -199,6 +199,8 @@ def test_what_blocks_say_of_themselves():
     for block in ("isab", "star"):
         with pytest.raises(ValueError, match=f"feed_forward must be dense where block is {block}, got 'chunked'"):
             config(block=block, feed_forward="chunked")
+        with pytest.raises(ValueError, match=f"feed_forward_options must be None where block is {block}, got .'chunk'"):
+            config(block=block, feed_forward_options={"chunk": 3})
 
 
 # What blocks of attention do in networks.

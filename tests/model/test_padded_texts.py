@@ -132,6 +132,27 @@ def test_an_encoder_decoder(name):
         torch.testing.assert_close(out[b : b + 1], alone, **CLOSE)
 
 
+ASKING = {
+    "dacs": {"cross_attention": "dacs", "cross_attention_options": {"look_ahead": 2}},
+    **{
+        f"{name}, {block}": {"cross_attention": name, "cross_attention_options": {"mixed": True}} | slots
+        for name in ("synthesizer_random", "synthesizer_factorized_random")
+        for block, slots in (("standard", {}), ("lite", of_block("lite")), ("evolved", of_block("evolved")))
+    },
+}
+"""Cross-attention in which a query depends on its place among the queries."""
+
+
+@pytest.mark.parametrize("name", ASKING)
+@torch.no_grad()
+def test_padding_of_the_target(name):
+    torch.manual_seed(0)
+    model, target, source = pair(**ASKING[name]), ids(), tokens(len(TEXTS), 7)
+    given = {"decoder_input_ids": target, "decoder_attention_mask": MASK, "output_attentions": name == "dacs"}
+    out = model(source, **given).logits
+    compare(out, lambda b, text: model(source[b : b + 1], decoder_input_ids=target[b : b + 1, text]).logits)
+
+
 @pytest.mark.parametrize(
     "name",
     [

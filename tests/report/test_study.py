@@ -261,6 +261,14 @@ def test_the_files_that_a_folder_lacks_are_named(tmp_path: Path) -> None:
     assert published.SURVEY not in line
 
 
+def test_a_file_of_published_figures_that_lacks_a_column_is_named(tmp_path: Path) -> None:
+    csv(tmp_path, published.SURVEY, "\ufeffname,steps_per_s_1k\nTransformer,8\n")
+    (row,) = published.rows(tmp_path, published.SURVEY)
+    assert row["name"] == "Transformer"
+    with pytest.raises(ValueError, match=r"survey_table2_long_range_arena\.csv has no column model, it has name,"):
+        rates_module.rates({}, tmp_path)
+
+
 @pytest.mark.usefixtures("unsettled")
 def test_rates_are_those_of_the_best_rank_beside_the_survey(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = {}

@@ -22,7 +22,7 @@ from greenformers.changes._attention_interface import swapped
 from greenformers.changes._int8 import int8_of
 from greenformers.checkpoint.structure import structure
 from greenformers.compress import answers, side_by_side
-from greenformers.data._examples import halves
+from greenformers.data._examples import Images, halves
 from greenformers.data._read_texts import read_texts
 from greenformers.data._reader import Reader
 from greenformers.data._texts import Texts
@@ -349,6 +349,12 @@ def test_texts_that_cannot_judge(home: Path) -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             advised(network(name, cls), texts, name)
+
+
+def test_a_length_is_of_texts() -> None:
+    images = Images("photos", [Path("a.png")] * 8, ["a"] * 8)
+    with pytest.raises(ValueError, match="length is of texts, and photos holds images; got 64"):
+        advise(network("bert", "BertModel"), None, images, bound=LOSE, length=64, about={})
 
 
 def test_recommend_for_a_model(home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Captured) -> None:

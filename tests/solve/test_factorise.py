@@ -11,10 +11,11 @@ from zoo import inputs, network
 import greenformers
 from greenformers import LED, Budget
 from greenformers.changes._units import ranks_of
-from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL
+from greenformers.lowrank.factorize import CALIBRATED, SOLVERS, SPECTRAL, Statistics
 from greenformers.lowrank.rank import largest
 from greenformers.solve.factorise import factorise
-from greenformers.solve.walk import Site
+from greenformers.solve.solve import spectrum_of
+from greenformers.solve.walk import Site, sites
 
 UNIFORM = Budget(0.6, "uniform")
 
@@ -226,6 +227,28 @@ def test_what_shares_a_weight_comes_along() -> None:
     assert (layer.path, layer.tied) == ("table", ("head",))
     assert model.head.decoder.weight is model.table.decoder
     assert not model.table(torch.tensor([3])).any()
+
+
+def test_ranks_by_any_path_of_a_weight() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match="ranks are given by the paths of layers, and there is none at '\\*'"):
+        factorise(model, {"*": 4})
+    with pytest.raises(ValueError, match="'1' shares its weight with another layer: give one rank for both"):
+        factorise(model, {"0": 4, "1": 3})
+    factorise(model, {"1": 4})
+    assert ranks_of(model) == {"0": 4, "1": 4}
+
+
+def test_groups_whose_gradients_span_fewer_directions_than_those_of_others() -> None:
+    model = nn.Sequential(nn.Conv1d(10, 6, 1, groups=2))
+    (site,) = sites(model, "conv")
+    felt = [torch.diag(torch.tensor([1.0, 0.0, 0.0])), torch.eye(3)]
+    seen = [Statistics(inputs=torch.eye(5), gradients=G) for G in felt]
+    energies = spectrum_of(site, "loss", seen)
+    expected = sum((G @ W @ W.T).trace().item() for G, W in zip(felt, site.matrices(), strict=True))
+    assert energies.sum().item() == pytest.approx(expected)
+    assert len(energies) == 3
 
 
 def test_what_has_no_low_rank_form_is_left_alone() -> None:

@@ -89,6 +89,15 @@ def test_wanda_takes_the_least_products_of_each_row() -> None:
             assert (four[i, j : j + 4] != 0).tolist() == [score in sorted(scores)[2:] for score in scores]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_are_those_of_the_weights_in_half_precision(dtype: torch.dtype) -> None:
+    W = torch.randn(8, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    W[:, 0], W[4:, 1:] = 0, 1
+    C = torch.diag(torch.linspace(1, 1.01, 12, dtype=torch.float64))
+    C[0, 0] = 1e12  # whose root is infinite in float16
+    assert torch.equal(wanda(W, C, keep=0.5), wanda(W.float(), C, keep=0.5).to(dtype))
+
+
 def test_magnitudes_of_a_matrix_of_rows_and_of_all() -> None:
     W = torch.tensor([[1.0, -9, 8, 7], [2, 3, -4, 0.5]])
     assert magnitude(W, keep=0.5).tolist() == [[0, -9, 8, 7], [0, 0, -4, 0]]

@@ -202,6 +202,14 @@ def test_what_gives_no_embeddings_is_refused(tmp_path: Path) -> None:
         greenformers.static(model, sentences(50), dims=8)
 
 
+def test_what_is_no_list_of_texts_or_no_length_is_refused(bert: Path) -> None:
+    teacher, tokenizer = pretrained(str(bert))
+    with pytest.raises(ValueError, match="texts must be a list of texts, got a single one"):
+        greenformers.static(teacher, "a text " * 20, tokenizer=tokenizer, dims=8)
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        greenformers.static(teacher, sentences(50), tokenizer=tokenizer, dims=8, length=0)
+
+
 def test_tokens_that_the_teacher_does_not_have(bert: Path) -> None:
     teacher, tokenizer = pretrained(str(bert))
     assert tokenizer is not None

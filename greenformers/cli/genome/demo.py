@@ -61,7 +61,7 @@ def demo(
     about = context(terminal.command(), 0)
     parts = [part._replace(records=[replace(record, context=about) for record in part.records]) for part in parts]
     page = write(parts, out)
-    console.print(f"{said(parts)}\npage: {page}", soft_wrap=True)
+    console.print(f"{said(parts)}\npage: {page}", markup=False, soft_wrap=True)
     if results is not None:
         titled = [
             replace(record, benchmark="genome_demo", setting={"study": part.title} | record.setting)
