@@ -209,7 +209,7 @@ def test_judged_calibrated_and_healed_by_its_own_pooling(bert: Path, tmp_path: P
 
     def watched(student: Any, name: str, student_output: Any, teacher_output: Any, batch: Any) -> Any:
         lengths.add(batch["attention_mask"].shape[1])
-        pooled.update(student._pool.modes)
+        pooled.update(student.pooling.modes)
         return plain(student, name, student_output, teacher_output, batch)
 
     monkeypatch.setattr(_student.Student, "_part", watched)
