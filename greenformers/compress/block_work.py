@@ -1,5 +1,6 @@
 """Finished blocks of a network that is changed block by block, and the hidden states between them, on disk."""
 
+import glob
 import hashlib
 import json
 import os
@@ -69,7 +70,7 @@ class Work:
                 digest.update(x.contiguous().numpy().tobytes())
         stem = f"{out.name}.unfinished-"
         folder = out.with_name(stem + digest.hexdigest()[:8])
-        others = [path for path in sorted(out.parent.glob(f"{stem}*")) if path != folder]
+        others = [path for path in sorted(out.parent.glob(f"{glob.escape(stem)}*")) if path != folder]
         if others:
             raise FileExistsError(
                 f"{others[0]} holds unfinished work of another recipe, or on other weights or texts: "

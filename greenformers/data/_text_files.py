@@ -94,6 +94,11 @@ class Table(Lines):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.columns = tuple(_first(self, stream_lines(path), lambda line: _decoded(line).split("\t")))
+        for at, name in enumerate(self.columns):  # the name may be a text, of a file without names
+            if name and name in self.columns[:at]:
+                raise ValueError(
+                    f"{self.name}, line 1: columns {self.columns.index(name) + 1} and {at + 1} have the same name"
+                )
 
     def raw(self) -> Iterator[tuple[int, bytes]]:
         return islice(enumerate(stream_lines(self.path), 1), 1, None)

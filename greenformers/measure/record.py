@@ -265,8 +265,10 @@ def machine() -> dict[str, Any]:
 
     from greenformers.measure.rated_power import processor
 
+    # Where a process cannot be tied to some cores, as on macOS, it has all of them.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here: dict[str, Any] = {
-        "cpu": processor(), "cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads(),
+        "cpu": processor(), "cores": cores, "threads": torch.get_num_threads(),
         "system": platform.system(),
     }  # fmt: skip
     return here | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})

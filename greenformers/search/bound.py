@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from statistics import NormalDist
 
 from greenformers.search.trials import Trial
@@ -42,8 +42,8 @@ class Bound:
             raise ValueError("a bound is a loss or a speed-up, not both")
         if self.lose is not None and not 0 <= self.lose < 1:
             raise ValueError(f"lose must be at least 0 % and below 100 %, got {self.lose:.4g}")
-        if self.faster is not None and not self.faster > 1:
-            raise ValueError(f"faster must be above 1x, got {self.faster:.4g}x")
+        if self.faster is not None and not 1 < self.faster < inf:
+            raise ValueError(f"faster must be above 1x and finite, got {self.faster:.4g}x")
 
     def met_by(self, trial: Trial) -> bool:
         """Whether a trial keeps to the bound."""

@@ -135,7 +135,7 @@ def test_what_cannot_be_made_is_given_up_and_not_tried_again(home: Path, tmp_pat
         ([*EVALUATED, "--lose", "1"], "lose must be a share such as 1% or 0.01, got '1': write 1% for per cent"),
         ([*EVALUATED, "--lose", "much"], "lose must be a share such as 1% or 0.01, got 'much'"),
         ([*EVALUATED, "--lose", "120%"], "lose must be at least 0 % and below 100 %, got 1.2"),
-        ([*EVALUATED, "--faster", "0.5x"], "faster must be above 1x, got 0.5x"),
+        ([*EVALUATED, "--faster", "0.5x"], "faster must be above 1x and finite, got 0.5x"),
         ([*EVALUATED, "--faster", "quickly"], "faster must be a factor such as 3x, got 'quickly'"),
         (
             [*EVALUATED, "--faster", "2x", "--lose", "1%"],

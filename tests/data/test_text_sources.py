@@ -89,6 +89,7 @@ def test_lines_as_files_hold_them(tmp_path: Path, pack) -> None:
         ("a.tsv", b"text\tlabel\nsecret\t-1", "a.tsv, line 2: the label must be a whole number from 0 on"),
         ("a.tsv", b"text\tlabel\nsecret\tgood", "a.tsv, line 2: the label must be a whole number from 0 on"),
         ("a.tsv", b"text\tlabel", "a.tsv holds no text"),
+        ("a.tsv", b"text\tlabel\tsecret\tsecret\na\t1\t", "a.tsv, line 1: columns 3 and 4 have the same name"),
         ("a.jsonl", b'{"text": "secret"', "a.jsonl, line 1: expected JSON (Expecting "),
         ("a.jsonl", b'{"text": "a"}\n{"text": ' + b"[" * 100_000, "a.jsonl, line 2: expected JSON of fewer brackets"),
         ("a.jsonl", b'{"text": "a"}\n["secret"]', 'a.jsonl, line 2: expected an object of JSON, as {"text": ...}'),
