@@ -5,11 +5,8 @@ K-mers are baselines. All are saved as tokenizers that transformers loads. A seq
 
 from __future__ import annotations
 
-import errno
 import io
-import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -219,15 +216,10 @@ def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     Raises:
         OSError: The folder is not empty, or cannot be written.
     """
-    if folder.parent.exists() and not folder.parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder.parent))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        whole = Path(temporary) / folder.name
-        tokenizer.save_pretrained(whole)
-        if folder.exists():
-            folder.rmdir()
-        whole.rename(folder)
+    from greenformers.checkpoint.save import building
+
+    with building(folder) as unfinished:
+        tokenizer.save_pretrained(unfinished)
 
 
 def written_for(tokenizer: PreTrainedTokenizerFast, sequence: str) -> str:

@@ -117,7 +117,7 @@ def test_what_is_stopped_as_it_is_written_leaves_nothing(
     """It left a folder that the same command refused then, or took for whole."""
 
     def stopped(_: PreTrainedTokenizerFast, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "tokenizer.json").write_text("{")
         raise KeyboardInterrupt
 
