@@ -453,7 +453,7 @@ def test_what_is_healed_in_full_is_worth_the_time():
         ({"lose": 0.1, "faster": 2.0}, "not both"),
         ({"lose": 1.5}, "below 100 %, got 1.5"),
         ({"lose": -0.1}, "at least 0 %"),
-        ({"faster": 0.5}, "above 1x, got 0.5x"),
+        ({"faster": 0.5}, "above 1x and finite, got 0.5x"),
     ],
 )
 def test_a_bound_is_one_of_two_and_in_range(given, said):
