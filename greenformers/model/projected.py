@@ -45,16 +45,17 @@ class Projected(nn.Module):
                 f"num_key_value_heads must be {config.num_attention_heads} for {name}, whose keys are the queries; "
                 f"got {self.key_heads}"
             )
+        normalised = [name for name in mechanism.projections if name[0] in "qk"] if config.qk_norm else []
+        if config.qk_norm and not normalised:
+            raise ValueError(f"qk_norm must be False for {type(mechanism).__name__}, which has no queries and keys")
         ranks = {name: config.rank_of(layer, prefix + name) for name in mechanism.projections}
         self.projections = nn.ModuleDict(
             {name: self._projection(config, rank, name, bias=bias) for name, rank in ranks.items()}
         )
         self.output = linear_layer(d, d, config.rank_of(layer, f"{prefix}output"), bias=bias)
         self.normalised = (
-            nn.ModuleDict(
-                {name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in self.projections if name[0] in "qk"}
-            )
-            if config.qk_norm
+            nn.ModuleDict({name: nn.RMSNorm(D, eps=config.layer_norm_eps) for name in normalised})
+            if normalised
             else None
         )
 

@@ -138,6 +138,8 @@ def test_what_nothing_reads_is_refused() -> None:
     for name, value in {"attention_options": {"no": 1}, "qk_norm": True, "num_key_value_heads": 1}.items():
         with pytest.raises(ValueError, match=f"{name} must be"):
             drawn(GreenformerModel, block="bp", **{name: value})
+    with pytest.raises(ValueError, match="qk_norm must be False for SynthesizerRandom, which has no queries and keys"):
+        drawn(GreenformerModel, attention="synthesizer_random", qk_norm=True)
     with pytest.raises(ValueError, match="cross_attention needs decoder_layers, which is None; got 'linformer'"):
         drawn(cross_attention="linformer")
 
