@@ -1,14 +1,15 @@
 """Translation, Multi30k English to German: dense and with low-rank linear layers, at equal steps.
 
-    python benchmarks/multi30k.py [--blocks] [--quick] [--seeds 3] [--ways lrt,narrow] [--rates 0.5,1,2]
+    python benchmarks/multi30k.py [--blocks] [--quick] [--seeds 3] [--ways lrt,narrow] [--rates 0.5,1,2] [--epochs 5]
         [--json results/multi30k.jsonl] [--page docs/multi30k.md]
 
 BLEU and chrF by sacreBLEU on test_2016_flickr, with case, beam of 4. Beside low rank stand dense networks of smaller
-width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by Muon and by AdamW. The learning rate of
-each is that of the grid with the least loss on the validation set, after a training with seed 0: AdamW's at 0.5, 1 and
-2 times 1e-3, Muon's at five times these. With several seeds, intervals are of the mean over them, seed by seed. Time is
-that of all steps, from some of them of all networks by turns. Bar: low rank at most 1 BLEU below the dense network, in
-no more time. Stopped at any moment, the same command goes on; what the file of --json has is not repeated.
+width with as many parameters (narrow) or FLOPs (narrow_flops), each trained by Muon and by AdamW, and low rank that is
+dense for the first quarter of the steps (lrt_dense_first). The learning rate of each is that of the grid with the least
+loss on the validation set, after a training with seed 0: AdamW's at 0.5, 1 and 2 times 1e-3, Muon's at five times
+these. With several seeds, intervals are of the mean over them, seed by seed. Time is that of all steps, from some of
+them of all networks by turns. Bar: low rank at most 1 BLEU below the dense network, in no more time. Stopped at any
+moment, the same command goes on; what the file of --json has is not repeated.
 
 With --blocks also the Lite Transformer (Wu 2020, f = d) and the Evolved Transformer (So 2019, f = 4 d, two cells for
 three layers), each as wide as the parameters of the Transformer allow, by Muon at the same grid.
@@ -38,7 +39,7 @@ from greenformers.train.evaluate import evaluate
 from greenformers.train.run import trained
 from greenformers.train.settings import Settings
 
-BLOCKS = ("lite", "evolved")
+BLOCKS, DENSE_FIRST = ("lite", "evolved"), "lrt_dense_first"
 SETTINGS = Settings(
     data="multi30k", vocabulary=6000, length=64, hidden=256, layers=3, decoder_layers=3, heads=4, feed_forward=1024,
     rank=64, residual="pre", dropout=0.1, epochs=5, batch=128, learning_rate=1e-3, precision="bf16",
@@ -65,6 +66,7 @@ BENCHMARK = Benchmark(
         data("--folder", "multi30k_en_de", "Multi30k"),
         Option("--blocks", "Lite and Evolved Transformer of as many parameters too", bool),
         Option("--runs", "run folders, to go on from", Path, RUNS / "multi30k"),
+        Option("--epochs", f"passes over the training pairs; {SETTINGS.epochs} if not given", int),
         Option("--page", "Markdown file for the table and sample translations", Path),
         *OPTIONS,
     ),
@@ -74,7 +76,9 @@ BENCHMARK = Benchmark(
 def main(run: Run) -> bool:
     base = replace(SETTINGS, folder=str(run.given.folder), **(QUICK if run.quick else {}))
     runs = run.given.runs / ("quick" if run.quick else "small")
-    plan = Plan.asked(run, ways())
+    if run.given.epochs is not None:
+        base, runs = replace(base, epochs=run.given.epochs), runs.with_name(f"{runs.name}-{run.given.epochs}")
+    plan = Plan.asked(run, ways() | {DENSE_FIRST: Way("lrt", more={"low_rank_training": "dense_first"})})
     setting = {"data": "multi30k", "hidden": base.hidden, "epochs": base.epochs}
     tested = setting | {"split": "test", "beams": 4}
 
