@@ -141,12 +141,16 @@ class SpokenDigits:
         """
         times = []
         for clip, start in zip(about["clips"], about["starts"], strict=True):
-            waveform = self._audio[self._offsets[clip] : self._offsets[clip + 1]]
-            levels = loudness(waveform, FRAME)
-            sounding = (levels >= levels.max() - SOUNDING).nonzero().flatten().tolist()
-            first, last = FRAME * sounding[0], min(FRAME * (sounding[-1] + 1), len(waveform))
-            times.append(((start + first) / RATE, (start + last) / RATE))
+            first, end = sounding(self._audio[self._offsets[clip] : self._offsets[clip + 1]])
+            times.append(((start + first) / RATE, (start + end) / RATE))
         return times
+
+
+def sounding(waveform: Tensor) -> tuple[int, int]:
+    """The samples, first and end, of a clip (n,) at 16 kHz within which it sounds, to 10 ms; see `SOUNDING`."""
+    levels = loudness(waveform, FRAME)
+    frames = (levels >= levels.max() - SOUNDING).nonzero().flatten().tolist()
+    return FRAME * frames[0], min(FRAME * (frames[-1] + 1), len(waveform))
 
 
 def load(

@@ -428,7 +428,7 @@ def test_times_are_recorded_when_all_are_there(tmp_path: Path, monkeypatch: pyte
     module = script("speech_times")
     string = module.String(torch.linspace(-1, 1, 800), "two", [(0.0, 0.1)])
     heard = [Segment(0.0, 0.1, "two", -1.0, (Word("two", 0.0, 0.1),))]
-    answers = iter([heard, None, heard, heard])
+    answers = iter([heard, None, heard, heard, heard])
 
     def written(*_: Any) -> Any:
         if (segments := next(answers)) is None:
@@ -437,13 +437,15 @@ def test_times_are_recorded_when_all_are_there(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(module, "listener", lambda *_: None)
     monkeypatch.setattr(module, "test_strings", lambda *_: [string])
+    monkeypatch.setattr(module, "synthetic_strings", lambda _: [string])
     monkeypatch.setattr(module, "written", written)
+    monkeypatch.setattr(module.shutil, "which", lambda _: "espeak-ng")
     run = parsed(module, "--quick", "--run", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
         module.main(run)
     assert run.known() == []
     assert module.main(run)
-    assert len(run.known()) == 2 * 2 * 2
+    assert len(run.known()) == 3 * 2 * 2
 
 
 def test_the_default_of_the_search_is_judged_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
