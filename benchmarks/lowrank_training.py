@@ -13,8 +13,9 @@ machine did then is in it.
 The ways: another beginning of the factors (spectral, orthogonal), decay of their product (Khodak 2021,
 arXiv:2105.01029), a rate or an average of squares of their own, Muon, dense layers for a share of the steps and then
 their truncation (Wang 2021, arXiv:2103.03936) with the state of the optimiser, ranks by energy, ranks that shrink in
-stages, and factors of each head (thesis, equation 3.2). The controls: the dense networks of smaller width with as many
-parameters, and with as many FLOPs. With --json a training that is in the file is not repeated.
+stages, factors of each head (thesis, equation 3.2), and Muon's step for the product of the factors. The controls: the
+dense networks of smaller width with as many parameters, and with as many FLOPs. With --json a training that is in the
+file is not repeated.
 """
 
 import math
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _factors import begin_orthogonal, by_energy, narrowed
+from _factors import MuonOfProducts, begin_orthogonal, by_energy, narrowed
 from _harness import KNOWN, Benchmark, Option, Run, data
 from rich.table import Table
 from torch import Tensor, nn
@@ -100,6 +101,7 @@ class Way:
         network: Variant of the network.
         about: What it is, for the table.
         muon: Whether Muon trains the matrices inside the layers.
+        products: Whether its steps of factors are those of their product.
         begin: What the factors begin as; None for the library's own.
         product: Whether the product of the factors decays, and not they.
         factors: Whether the grid of rates is that of the factors alone.
@@ -113,6 +115,7 @@ class Way:
     network: str
     about: str
     muon: bool = False
+    products: bool = False
     begin: Callable[[nn.Module], None] | None = None
     product: bool = False
     factors: bool = False
@@ -137,6 +140,7 @@ WAYS = {
     "factors' own rate": Way("lrt", "only factors at the rates of the grid", factors=True),
     "factors' own average": Way("lrt", "squares are averaged over 20 steps", betas=(0.9, 0.95)),
     "Muon": Way("lrt", "orthogonalised updates of both factors", muon=True),
+    "Muon of products": Way("lrt", "the same of their product, as far as each reaches", muon=True, products=True),
     "spectral, Muon": Way("lrt", "begins spectral, orthogonalised updates", muon=True, begin=begin_spectral),
     "dense first": Way("transformer", "dense for a quarter of the steps, then truncated", dense=DENSE_SHARE),
     "dense first, by energy": Way("transformer", "the same, ranks by energy", dense=DENSE_SHARE, energy=True),
@@ -318,11 +322,11 @@ def optimisers(way: Way, model: nn.Module, rate: float, slower: float) -> list[O
         groups.append({"params": [x for x, is_factor, _ in apart if not is_factor], "lr": usual})
         optimizers: list[Optimizer] = [AdamW(groups, weight_decay=DECAY)]
     else:
-        matrices = [x for x, _, matrix in apart if matrix]
-        optimizers = [
-            Muon([{"params": matrices, "weight_decay": DECAY}], lr=rate),
-            AdamW([x for x, _, matrix in apart if not matrix], lr=usual, weight_decay=DECAY),
-        ]
+        matrices = [x for x, is_factor, matrix in apart if matrix and not (way.products and is_factor)]
+        optimizers = [Muon([{"params": matrices, "weight_decay": DECAY}], lr=rate)] if matrices else []
+        optimizers.append(AdamW([x for x, _, matrix in apart if not matrix], lr=usual, weight_decay=DECAY))
+        if way.products:
+            optimizers.append(MuonOfProducts(factors(model).values(), rate, DECAY))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
