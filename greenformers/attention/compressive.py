@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from greenformers._initial import set_
 from greenformers.attention._contract import Project, Shape
+from greenformers.attention._dense import dense_attention
 from greenformers.attention._relative import Relative
 from greenformers.attention._relative import reference as reference
 
@@ -164,11 +165,8 @@ class Compressive(Relative):
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v)
-    # Without kept keys any mixture will do, if it is the same before and after.
-    seen = mask | ~mask.any(1, keepdim=True)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None])
+    # 0 without kept keys, before and after alike: what stands at masked positions is not reconstructed.
+    return dense_attention(q, k, v, mask)
 
 
 def _most_used(old: Tensor, mask: Tensor | None, usage: Tensor, count: int) -> tuple[Tensor, Tensor | None]:

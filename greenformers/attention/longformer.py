@@ -158,7 +158,8 @@ class Longformer(BlockSparse):
             raise ValueError(
                 f"global_mask must be a bool tensor {expected}, got {global_mask.dtype} {tuple(global_mask.shape)}"
             )
-        return self._by_mask(q, k, v, key_mask, rows, global_mask, int(global_mask.sum(1).max()))
+        count = int(global_mask.sum(1).max()) if len(q) else 0  # there is no largest of a batch of nothing
+        return self._by_mask(q, k, v, key_mask, rows, global_mask, count)
 
     def _by_mask(
         self,

@@ -24,7 +24,10 @@ def guards_of(model: PreTrainedModel, replaced: Iterable[str] = ()) -> list[str]
         model: A model of transformers.
         replaced: Paths of modules that changes have put in place, which the class does not have.
     """
-    changed, tied = tuple(f"{path}." for path in replaced), set(model.all_tied_weights_keys)
+    changed = tuple(f"{path}." for path in replaced)
+    # transformers cuts the bias beside a weight that it ties, also that of the layer it takes it from, to its first
+    # dimension.
+    tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
     guards: dict[str, None] = {}
     for path, part in model.named_modules():
         if isinstance(part, PreTrainedModel):

@@ -25,7 +25,7 @@ from greenformers.checkpoint.sentence import MODULES, TOKENIZER, sentence_folder
 from greenformers.checkpoint.structure import CHANGED, mark, structure
 from greenformers.checkpoint.trial import try_again
 from greenformers.data._pooling import pooling_of
-from greenformers.train.checkpoint import sync
+from greenformers.train.checkpoint import share, sync
 
 REPORT = "compression.json"
 """The report of the recipe, beside the weights."""
@@ -235,6 +235,8 @@ def replace(finished: Path, folder: Path) -> None:
 
     For a moment there is neither, and both lie beside it: a process that is killed then leaves them there.
     """
+    for path in finished.rglob("*.safetensors"):
+        share(path)
     for path in finished.rglob("*"):
         if path.is_file():
             sync(path)  # a folder that takes the place of another is on the disk

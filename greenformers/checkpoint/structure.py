@@ -14,6 +14,8 @@ from greenformers.model._transformers import refresh_ties, set_tied_weights, tie
 
 ORDER = "_changes_in_order"
 TIES = "_ties_of_its_class"
+SHARED = "_shared"
+"""Attribute of our own networks: the weights that layers share, which are tied whatever their configuration says."""
 CHANGED = "_was_changed"
 
 
@@ -95,6 +97,10 @@ def tie(model: PreTrainedModel) -> None:
         ties |= of_changes.get(prefix, {})
         if ties != tied_weights(part):
             set_tied_weights(part, ties)
+        if isinstance(getattr(part, SHARED, None), dict):
+            shared = vars(part).setdefault(f"{TIES}{SHARED}", getattr(part, SHARED))
+            left = {name: saved for name, saved in shared.items() if name in ties}
+            setattr(part, SHARED, left | of_changes.get(prefix, {}))
     refresh_ties(model)
 
 

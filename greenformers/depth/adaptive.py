@@ -212,7 +212,8 @@ class Adaptive(Depth):
         chosen = torch.zeros_like(is_token, dtype=torch.long).flatten()
         if self.halting == "sequence":
             best = self._linear(self._checked(context)).argmax(-1)
-            chosen = best.repeat_interleave(len(is_token) // len(best))[:, None].expand_as(is_token).flatten()
+            times = len(is_token) // max(1, len(best))  # a batch of nothing has no encoder output
+            chosen = best.repeat_interleave(times)[:, None].expand_as(is_token).flatten()
 
         def leaving(n: int, h: Tensor, places: Tensor) -> Tensor:
             nonlocal chosen

@@ -212,7 +212,7 @@ class Switch(FeedForward):
         held = routing.chosen
         if mask is not None:
             held = held.masked_fill(~mask.flatten()[:, None], self.experts)
-        if self.capacity is None:
+        if self.capacity is None or not length:
             return held
         by_sequence = held.view(-1, length * self.k)
         lengths = held.new_full((len(by_sequence),), length) if mask is None else mask.view(-1, length).sum(-1)

@@ -198,7 +198,7 @@ def _share(ratio: float, less: str) -> str:
     if needed >= 2:
         return f"{times(needed)} the"
     percent = 100 * abs(1 - needed)
-    return f"{percent:.0f} % {less if needed < 1 else 'more'}" if percent < 99 else f"{percent:.1f} % {less}"
+    return f"{percent:.{0 if percent < 99 else 1}f} % {less if needed < 1 else 'more'}"
 
 
 def _elsewhere(section: Section, record: Record, same: Sequence[tuple[Section, Record]]) -> list[str]:

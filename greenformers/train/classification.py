@@ -1,7 +1,6 @@
 """Classification and regression of sequences: of images or of texts."""
 
 from collections.abc import Iterable
-from math import nan
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.data import Labelled, Split, Splits
 from greenformers.data._pairs import encoded_pairs
 from greenformers.measure.correlation import pearson, spearman
-from greenformers.measure.quality import accuracy, evaluating, predict
+from greenformers.measure.quality import NotANumberError, accuracy, evaluating, predict
 from greenformers.model import GreenformerConfig, GreenformerForSequenceClassification
 from greenformers.train.objective import Batch, Example, Objective, padded
 from greenformers.train.stream import Numbered
@@ -150,11 +149,16 @@ class TextRegression(TextClassification):
         return torch.cat(predictions), torch.cat(targets)
 
     def evaluate(self, model: PreTrainedModel, split: str, batch_size: int) -> dict[str, float]:
-        """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error."""
+        """Spearman's and Pearson's correlation in percent (0 where all are equal), and the root mean squared error.
+
+        Raises:
+            NotANumberError: A prediction is nan.
+        """
         x, y = self.predicted(model, split, batch_size)
-        broken = bool(x.isnan().any())  # numbers that are none have no order
+        if x.isnan().any():  # numbers that are none have no order
+            raise NotANumberError("predictions must be numbers, got nan")
         return {
-            "spearman": nan if broken else 100 * spearman(x.numpy(), y.numpy()),
-            "pearson": nan if broken else 100 * pearson(x.numpy(), y.numpy()),
+            "spearman": 100 * spearman(x.numpy(), y.numpy()),
+            "pearson": 100 * pearson(x.numpy(), y.numpy()),
             "rmse": (x - y).square().mean().sqrt().item(),
         }

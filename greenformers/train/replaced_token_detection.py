@@ -5,6 +5,7 @@ token whether it is the original. Loss: masked LM of the generator + 50 x binary
 """
 
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import TokenClassifierOutput
 
 from greenformers.data import Text
-from greenformers.measure.quality import evaluating
+from greenformers.measure.quality import NotANumberError, evaluating
 from greenformers.model import (
     GreenformerConfig,
     GreenformerForMaskedLM,
@@ -151,4 +152,6 @@ class ReplacedTokenDetection(MaskedLM):
                     positions = out.truth == label
                     right[label] += (predicted[positions] == label).sum().cpu()
                     labelled[label] += positions.sum().cpu()
+        if isnan(total):
+            raise NotANumberError("losses must be numbers, got nan")
         return {"loss": total / count, "detection": 100 * (right / labelled.clamp(min=1)).mean().item()}

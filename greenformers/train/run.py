@@ -26,9 +26,10 @@ from greenformers.train.rounds import Rounds
 from greenformers.train.save import check_new, save
 from greenformers.train.settings import Settings, Training
 from greenformers.train.settings_file import read
-from greenformers.train.shard import is_sharded
+from greenformers.train.shard import check_shard, is_sharded
 from greenformers.train.state import put_weights, weights
 from greenformers.train.task import MODEL, Task
+from greenformers.train.trainer import check_memory
 
 T = TypeVar("T", bound=Training)
 
@@ -201,6 +202,9 @@ def _prepared(settings: Training) -> tuple[Task, PreTrainedModel]:
     steps, snapshots = schedule.stream(task.objective).steps, settings.snapshot_steps
     if is_sharded(settings.shard):
         _ = replace(settings, shard=True).lottery  # refuses what cannot be sharded
+        if not alone():
+            check_shard(model)
+    check_memory(task.objective, processes(), schedule.accumulate)
     if lottery is not None:
         lottery.check(model, steps)
     if snapshots and settings.micro_batches is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from greenformers.train.checkpoint import UNFINISHED, sync
+from greenformers.train.checkpoint import UNFINISHED, share, sync
 
 
 def check_new(folder: Path) -> None:
@@ -40,6 +40,8 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerFas
             tokenizer.save_pretrained(whole)
         if folder.exists():
             folder.rmdir()
+        for path in whole.glob("*.safetensors"):
+            share(path)
         for path in (*whole.iterdir(), whole):  # checkpoints are removed next
             sync(path)
         shutil.move(whole, folder)

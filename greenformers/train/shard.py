@@ -26,14 +26,23 @@ def is_sharded(flag: bool) -> bool:
     return flag or (ASKED in os.environ and not alone())
 
 
-def shard(model: nn.Module, device: torch.device) -> None:
-    """Spread the weights of a model, layer by layer, over all processes, in place.
+def check_shard(model: nn.Module) -> None:
+    """Check that a model can be sharded.
 
     Raises:
         ValueError: The model has a kind of depth that calls its layers as often as a batch needs.
     """
     if any(isinstance(module, Depth) for module in model.modules()):
         raise ValueError("shard must be off: processes would call the layers of this depth differently often")
+
+
+def shard(model: nn.Module, device: torch.device) -> None:
+    """Spread the weights of a model, layer by layer, over all processes, in place.
+
+    Raises:
+        ValueError: Raised as by `check_shard`.
+    """
+    check_shard(model)
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     model.to(device)
     for module in whole_layers(model):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from greenformers.data import Tagged
 from greenformers.data._words import first_tokens
 from greenformers.measure.entities import entity_scores
-from greenformers.measure.quality import evaluating
+from greenformers.measure.quality import NotANumberError, evaluating
 from greenformers.model import GreenformerConfig, GreenformerForTokenClassification
 from greenformers.model.loss import IGNORED
 from greenformers.train.objective import Batch, Example, Objective, padded
@@ -91,7 +91,11 @@ class Tagging(Objective):
         return [[self.data.tags[tag] for tag in row] for row in self.data.split(split).tags]
 
     def predicted(self, model: PreTrainedModel, split: str, batch_size: int) -> list[list[str]]:
-        """The tags that a model gives the words of each sentence; words that were cut off are outside of entities."""
+        """The tags that a model gives the words of each sentence; words that were cut off are outside of entities.
+
+        Raises:
+            NotANumberError: A logit is nan.
+        """
         names, sentences = self.data.tags, self.data.split(split)
         tags = [[0] * len(words) for words in sentences.words]
         loader = DataLoader(Numbered(self, split), batch_size=batch_size, collate_fn=self.collate)
@@ -100,7 +104,11 @@ class Tagging(Objective):
         with evaluating(model), torch.no_grad():
             for batch in loader:
                 inputs = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
-                for predicted in model(**inputs).logits.argmax(-1).cpu():
+                logits = model(**inputs).logits
+                # argmax would take nan for the largest, and find an entity nowhere or everywhere.
+                if logits[inputs["attention_mask"].bool()].isnan().any():
+                    raise NotANumberError("logits must be numbers, got nan")
+                for predicted in logits.argmax(-1).cpu():
                     _, words = self.rows(split)[place]
                     for at in (words >= 0).nonzero().flatten().tolist():
                         tags[place][int(words[at])] = int(predicted[at])

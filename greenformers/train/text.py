@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from greenformers.data import Text
-from greenformers.measure.quality import evaluating
+from greenformers.measure.quality import NotANumberError, evaluating
 from greenformers.model import GreenformerConfig
 from greenformers.model.memory import SegmentMemory
 from greenformers.train.objective import Batch, Example, Objective
@@ -105,6 +105,9 @@ def mean_loss(
         split: "train", "valid" or "test".
         batch_size: Number of examples computed at a time.
         memory: Positions that the segment memory holds; by default as many as in training.
+
+    Raises:
+        NotANumberError: The loss is nan.
     """
     memory = objective.memory if memory is None else memory
     total = torch.zeros((), dtype=torch.float64)
@@ -124,4 +127,6 @@ def mean_loss(
                 held = out.memory
             total += out.loss.cpu()
             count += objective.scored(batch)
+    if total.isnan():
+        raise NotANumberError("losses must be numbers, got nan")
     return total.item() / count

@@ -21,6 +21,7 @@ from greenformers.train import checkpoint, state
 from greenformers.train.bf16 import AttentionInFloat32
 from greenformers.train.callbacks import ProductDecay, Reseed, Update, diverged
 from greenformers.train.low_rank import factors
+from greenformers.train.objective import Objective
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.rates import learning_rates
 from greenformers.train.stream import Stream
@@ -36,6 +37,16 @@ def names_in(model: nn.Module, kind: type[nn.Module]) -> set[str]:
         if isinstance(module, kind)
         for name, _ in module.named_parameters(recurse=False)
     }
+
+
+def check_memory(objective: Objective, processes: int, accumulate: int) -> None:
+    """Check that the rows of a batch can go on where they stopped, as a segment memory needs it.
+
+    Raises:
+        ValueError: They cannot: a batch is computed in parts.
+    """
+    if objective.memory and (processes > 1 or accumulate > 1):
+        raise ValueError("memory needs one process and accumulate 1: each row of a batch goes on where it stopped")
 
 
 class ResumableTrainer(Trainer):
@@ -84,8 +95,7 @@ class ResumableTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self._stream, self._objective, self._keep = stream, stream.objective, keep
         self._memory = SegmentMemory(self._objective.memory)
-        if self._objective.memory and (arguments.world_size > 1 or arguments.gradient_accumulation_steps > 1):
-            raise ValueError("memory needs one process and accumulate 1: each row of a batch goes on where it stopped")
+        check_memory(self._objective, arguments.world_size, arguments.gradient_accumulation_steps)
         self._folder, self._decay, self._muon_rate = Path(arguments.output_dir or "."), decay, muon_rate
         self._again, self._decays_products = again, decays_products
 

@@ -146,6 +146,12 @@ def test_a_whole_model_of_transformers_with_it_stays_the_same():
     torch.testing.assert_close(out[mask], expected[mask], rtol=0, atol=1e-5)
 
 
+def test_a_batch_of_nothing_has_no_global_positions():
+    tensors = [x[:0] for x in drawn(3)]
+    out = build("longformer", SHAPE, window=WINDOW)(*tensors, global_mask=GLOBAL[:0])
+    assert out.shape == tensors[0].shape
+
+
 @pytest.mark.parametrize("mask", [GLOBAL[:, 1:], GLOBAL[:1], GLOBAL.long(), GLOBAL[0]])
 def test_a_global_mask_that_does_not_fit_says_so(mask):
     with pytest.raises(ValueError, match=r"global_mask must be a bool tensor \(4, 24\), got torch\."):

@@ -130,3 +130,18 @@ def test_a_batch_of_padding_alone_is_zeros(name):
     module, x = build(name, Shape(1, 4, 8, causal=True)), torch.randn(1, 1, 8, 4)
     out = module(x, x, x, torch.zeros(1, 8, dtype=torch.bool))
     assert out.equal(torch.zeros_like(out))
+
+
+def test_what_padding_holds_is_no_part_of_the_loss_of_a_compression():
+    """Also where all that is compressed is padding, as a hole in a text is."""
+    module = build("compressive", Shape(2, 4, 16, causal=True), ratio=2).train()
+    x, old = torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    mask = torch.tensor([[True, True, False, True], [False] * 4])
+
+    def project(x, names):
+        return [x.unflatten(2, (2, 4)).transpose(1, 2) + len(name) for name in names]
+
+    losses = [module.compress(x, torch.where(mask[..., None], old, fill), mask, project)[2] for fill in (0.0, 5.0)]
+    torch.testing.assert_close(*losses)
+    alone = module.compress(x[:1], old[:1], mask[:1], project)[2]
+    torch.testing.assert_close(losses[0], alone / 2)  # the other text has nothing to reconstruct

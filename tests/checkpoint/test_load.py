@@ -67,6 +67,12 @@ def low_rank(config: dict[str, Any]) -> dict[str, Any]:
     return config.get("quantization_config", config)["changes"]["low_rank"]
 
 
+def test_whoever_may_read_the_configuration_may_read_the_weights(good: Path) -> None:
+    """safetensors makes files that only their owner can read: no service of another user could load them."""
+    rights = {path.name: path.stat().st_mode for path in good.iterdir()}
+    assert rights[WEIGHTS] == rights["config.json"]
+
+
 def test_what_is_whole_is_read(folder: Path) -> None:
     assert ranks_of(greenformers.load(folder))
     assert ranks_of(greenformers.load(str(folder), cls=AutoModel))  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from greenformers.changes import Attention, Change, Int8, Layers, LowRank
 from greenformers.changes._int8 import int8_of
 from greenformers.changes._units import groups_of, ranks_of
 from greenformers.checkpoint.structure import structure
+from greenformers.model import GreenformerConfig, GreenformerForCausalLM, GreenformerForSequenceClassification
 from greenformers.solve.units import factors
 
 TIED = ("bert", "roberta", "distilbert", "albert", "electra", "gpt2", "llama", "t5", "whisper")
@@ -337,6 +338,29 @@ def test_layers_share_a_parameter_as_before(saved: Callable[[str], Saved], case:
     mechanisms = [layer.attention.self.mechanism for layer in again.bert.encoder.layer]
     assert len({id(mechanism.E) for mechanism in mechanisms}) == 1
     assert again.config.max_position_embeddings == 60
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("change", [LowRank(), INT8], ids=["low", "int8"])
+@pytest.mark.parametrize("kind", [GreenformerForCausalLM, GreenformerForSequenceClassification])
+def test_layers_of_our_own_that_share_are_read_again(
+    kind: type[PreTrainedModel], change: Change, tied: bool, tmp_path: Path
+) -> None:
+    """Their ties stayed those of dense layers, and a norm that they share was a guard: they could not be saved."""
+    model = kind(GreenformerConfig(
+        vocab_size=41, hidden_size=32, num_attention_heads=2, intermediate_size=64, num_hidden_layers=3,
+        max_position_embeddings=12, depth="shared", shared="all", tie_word_embeddings=tied,
+    )).eval()  # fmt: skip
+    given, dense = {"input_ids": torch.arange(3, 13)[None]}, parameters(model)
+    greenformers.compress(model, change)
+    greenformers.save(model, tmp_path / "small")
+    again = kind.from_pretrained(tmp_path / "small")
+    assert parameters(again) == parameters(model)
+    torch.testing.assert_close(again(**given).logits, model(**given).logits, rtol=0, atol=0)
+    if change is not INT8:
+        greenformers.merge(again)
+        again.save_pretrained(tmp_path / "dense")
+        assert parameters(kind.from_pretrained(tmp_path / "dense")) == dense
 
 
 def test_changed_twice_it_is_marked_once(tmp_path: Path) -> None:

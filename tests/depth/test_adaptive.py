@@ -333,6 +333,14 @@ def test_of_a_single_layer_there_is_nothing_to_choose(halting):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("halting", HALTINGS)
+def test_a_batch_of_nothing(halting):
+    depth, x = build("adaptive", Size(D, L), **HALTINGS[halting]).eval(), torch.zeros(0, N, D)
+    gone = depth(x, lambda _n, x, _running: x, score=lambda h: h, context=x[:, 0])
+    assert gone.x.shape == x.shape
+    assert gone.steps.shape == (0, N)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

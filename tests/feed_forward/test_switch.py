@@ -170,7 +170,7 @@ def test_extremes(options, lengths):
         assert all((held[b] == e).sum() <= 1 for b in range(B) for e in range(E))
 
 
-@pytest.mark.parametrize("shape", [(1, D), (1, 1, D), (2, 3, 4, D), (0, 3, D)])
+@pytest.mark.parametrize("shape", [(1, D), (1, 1, D), (2, 3, 4, D), (0, 3, D), (2, 0, D)])
 def test_any_number_of_positions(shape):
     x = torch.randn(shape, dtype=torch.float64)
     for k in (1, 2):

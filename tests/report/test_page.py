@@ -187,6 +187,11 @@ def test_the_headline_says_a_little_more_in_percent():
     )
 
 
+@pytest.mark.parametrize(("needed", "words"), [(0.005, "99.5 % less"), (1.98, "98 % more"), (1.995, "99.5 % more")])
+def test_nearly_twice_as_much_is_more(needed: float, words: str):
+    assert page._share(1 / needed, "less") == words
+
+
 def test_the_headline_says_how_good_a_compressed_model_is():
     records = [figure(name, LONG, "latency", value) for name, value in (("full", 100.0), ("lrt", 50.0))]
     for metric, values, interval in (("cosine", (1.0, 0.97), None), ("spearman", (83.0, 82.5), [-1.2, 0.2])):

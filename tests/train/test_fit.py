@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,23 @@ from safetensors.torch import save_file
 from tiny import QUIET, SIZES, TEXT, characters
 
 from greenformers.attention import Shape, build
-from greenformers.data import Examples, Labelled, Splits, load
+from greenformers.data import Examples, Labelled, Sentences, Splits, Tagged, load
 from greenformers.measure.quality import accuracy, predict
 from greenformers.model.block import EncoderLayer
 from greenformers.train import run
 from greenformers.train.callbacks import DivergedError, Update
 from greenformers.train.causal_lm import CausalLM
-from greenformers.train.classification import ImageClassification, TextClassification
+from greenformers.train.classification import ImageClassification, TextClassification, TextRegression
 from greenformers.train.fit import History, _has_idle_parameters, fit, per_process
 from greenformers.train.masked_lm import MaskedLM
+from greenformers.train.objective import Objective
 from greenformers.train.replaced_token_detection import ReplacedTokenDetection
 from greenformers.train.schedule import Schedule
 from greenformers.train.settings import Settings
 from greenformers.train.shard import ASKED, is_sharded
 from greenformers.train.state import OPTIMIZER, load_optimizer
 from greenformers.train.stream import generator
+from greenformers.train.tagging import Tagging
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +106,29 @@ def test_a_training_that_diverges_ends_and_takes_its_progress_bar_with_it(digits
     before = console.file.getvalue()
     time.sleep(0.15)  # the bar is drawn ten times a second
     assert console.file.getvalue() == before
+
+
+def numbers() -> TextRegression:
+    rows = Examples([(text,) for text in TEXT.train.splitlines()[:8]], [0.5 * i for i in range(8)])
+    return TextRegression(Labelled("written", None, rows, rows, Examples()), characters(), 16)
+
+
+def tags() -> Tagging:
+    words = [text.split() for text in TEXT.train.splitlines()[:8]]
+    rows = Sentences(words, [[i % 2 for i in range(len(each))] for each in words])
+    return Tagging(Tagged("written", ("O", "B-x"), rows, rows, Sentences()), characters(), 16)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [*OBJECTIVES.values(), numbers, tags, lambda: ReplacedTokenDetection(TEXT, characters(), 16)],
+    ids=[*OBJECTIVES, "regression", "tagging", "replaced_token_detection"],
+)
+def test_a_last_step_that_leaves_no_numbers_is_no_success(objective: Callable[[], Objective]) -> None:
+    """Its loss is that of the weights before: only the scores show it, and of most objectives they were nan."""
+    schedule = Schedule(steps=1, batch_size=4, learning_rate=1e30, warmup=0.0)
+    with pytest.raises(DivergedError, match=r"at a learning rate of 1e\+30: outputs are nan after 1 steps"):
+        trained(objective(), schedule)
 
 
 def test_a_training_that_diverges_names_both_rates_and_leaves_nothing(tmp_path: Path) -> None:

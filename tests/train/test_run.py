@@ -58,6 +58,7 @@ def test_a_run_leaves_settings_metrics_scores_and_a_model_that_loads(runs, name:
     files = sorted(path.name for path in (folder / "model").iterdir())
     assert files[0] == "config.json"
     assert "model.safetensors" in files
+    assert len({path.stat().st_mode for path in (folder / "model").iterdir()}) == 1
     model = KINDS[name].from_pretrained(folder / "model")
     assert type(run.trained(folder)) is KINDS[name]
     assert model.config.sparse_prediction is False
@@ -250,6 +251,18 @@ def test_refused_settings_leave_no_folder(tmp_path: Path, changed, message: str)
     data = reviews(tmp_path / "data")
     with pytest.raises(ValueError, match=f"^{message}$"):
         run.start(tmp_path / "run", Settings(**SMALL | {"data": "sst2", "folder": data} | changed), QUIET)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_memory_or_a_depth_that_processes_cannot_share_leaves_no_folder(tmp_path: Path, monkeypatch) -> None:
+    """Both were refused when training began, behind run.json."""
+    data = {"data": "tinyshakespeare", "folder": verses(tmp_path / "data")}
+    parts = Settings(**SMALL | data | {"variant": "transformer_xl", "memory": 8, "accumulate": 2})
+    with pytest.raises(ValueError, match=r"^memory needs one process and accumulate 1"):
+        run.start(tmp_path / "run", parts, QUIET)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"^shard must be off: processes would call the layers of this depth"):
+        run.start(tmp_path / "run", Settings(**SMALL | data | {"shard": True, "depth": "universal"}), QUIET)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
