@@ -8,7 +8,7 @@ from typing import Any
 
 from _harness import Run, yes
 from _study import Study, Values
-from _ways import DENSE, by_adamw
+from _ways import DENSE, all_ways
 from filelock import FileLock, Timeout
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -17,6 +17,7 @@ from greenformers.measure.device import accelerator
 from greenformers.measure.latency import interleaved
 from greenformers.measure.record import METRICS, Record
 from greenformers.train.bf16 import products
+from greenformers.train.low_rank import DENSE_SHARE
 from greenformers.train.optimizer import muon_and_adamw
 from greenformers.train.settings import Training
 from greenformers.train.task import Task
@@ -72,7 +73,12 @@ def _timed(run: Run, ran: Study, setting: Mapping[str, Any]) -> dict[str, Record
     timings = interleaved(calls, repeats=15 if run.quick else ROUNDS, warmup=3, device=device)
     whole, records = timings[DENSE].median / count * stream.steps, {}
     for name, timing in timings.items():
-        ratio = median(dense / own for dense, own in zip(timings[DENSE].samples, timing.samples, strict=True))
+        # The share of the steps that are those of the dense network.
+        share = DENSE_SHARE if settings[name].low_rank_training == "dense_first" else 0.0
+        ratio = median(
+            dense / (share * dense + (1 - share) * own)
+            for dense, own in zip(timings[DENSE].samples, timing.samples, strict=True)
+        )
         records[name] = run.record(
             "train_time", whole / ratio, name, {**setting, "timed_steps": count}, ratio=ratio, to=DENSE
         )
@@ -95,9 +101,9 @@ def bar(
 ) -> bool:  # fmt: skip
     """Whether low rank loses at most so much of a metric beside the dense network, in no more time; and say so.
 
-    Both are trained by the optimiser that was better on the validation set.
+    Both are trained in the way that was best on the validation set.
     """
-    dense, low = ([name for name in (own, by_adamw(own)) if name in values] for own in (DENSE, low_rank))
+    dense, low = ([name for name in all_ways(own) if name in values] for own in (DENSE, low_rank))
     if not low:
         print(f"without {low_rank} there is no bar")
         return True

@@ -1,9 +1,9 @@
 """Low rank beside dense networks as small, all trained alike: what the tables on images, texts and speech share.
 
 The networks: dense; low-rank; and the controls of low rank, dense networks of smaller width with as many parameters
-(narrow) or as many FLOPs (narrow_flops). Each is trained by Muon and by AdamW: with seed 0 at every rate of the grid,
-and with the other seeds at the rate whose score on the validation set is best. The grid of Muon's rates is five times
-that of AdamW's.
+(narrow) or as many FLOPs (narrow_flops). Each is trained by Muon and by AdamW, and low rank once more by Muon with
+dense layers in the first quarter of the steps: with seed 0 at every rate of the grid, and with the other seeds at the
+rate whose score on the validation set is best. The grid of Muon's rates is five times that of AdamW's.
 """
 
 from __future__ import annotations
@@ -71,12 +71,22 @@ def ways(low_rank: str = "lrt", **more: Any) -> dict[str, Way]:
         name: Way(variant, adamw, settings, name in quick)
         for own, (variant, settings) in networks.items()
         for name, adamw in ((own, False), (by_adamw(own), True))
-    }
+    } | {dense_first(low_rank): Way("lrt", more=more | {"low_rank_training": "dense_first"})}
 
 
 def by_adamw(name: str) -> str:
     """The name of a way without Muon."""
     return f"{name} by AdamW"
+
+
+def dense_first(name: str) -> str:
+    """The name of a way of low rank that begins with dense layers."""
+    return f"{name} dense first"
+
+
+def all_ways(name: str) -> tuple[str, ...]:
+    """The names of the ways in which a network may be trained."""
+    return name, by_adamw(name), dense_first(name)
 
 
 @dataclass(frozen=True)

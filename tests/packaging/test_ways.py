@@ -15,6 +15,7 @@ from filelock import FileLock
 
 from greenformers.data import Pairs, Split, Splits
 from greenformers.data._draw import drawn
+from greenformers.measure.latency import Timing
 from greenformers.measure.record import Record, read
 from greenformers.train.settings import Settings
 
@@ -67,14 +68,15 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
         run, plan, base, tmp_path, "loss", {"data": "toy"}, judge=lambda *each: judged.append((*each, len(trained)))
     )
     networks = ("transformer", "lrt", "narrow", "narrow_flops")
-    assert [*ran.best] == [name for own in networks for name in (own, f"{own} by AdamW")]
+    both = [name for own in networks for name in (own, f"{own} by AdamW")]
+    assert [*ran.best] == [*both, "lrt dense first"]
     assert {name: own[0].rate for name, own in ran.best.items()} == pytest.approx(
         {name: 2e-3 if "AdamW" in name else 5e-3 for name in ran.best}
     )
     assert [own.settings.seed for own in ran.best["narrow"]] == [0, 1]
     assert {own.settings.rank for own in ran.best["narrow"]} == {8}
     assert {own.settings.learning_rate for own in ran.best["lrt"]} == {1e-3}
-    assert len(trained) == len({*trained}) == 8 * (3 + 1)
+    assert len(trained) == len({*trained}) == 9 * (3 + 1)
     assert len(read(tmp_path / "records.jsonl")) == len(trained)
     assert [(name, own.settings.seed, count) for name, own, count in judged[:4]] == [
         ("transformer", 0, 3), ("transformer", 1, 4), ("transformer by AdamW", 0, 7), ("transformer by AdamW", 1, 8),
@@ -83,11 +85,11 @@ def test_rates_are_chosen_by_the_first_seed_alone(tmp_path: Path, monkeypatch: p
     # Elsewhere, with the records alone, nothing is trained again, but what is needed for more than its score.
     known = studies.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {})
     assert known == ran
-    assert len(trained) == 8 * (3 + 1)
+    assert len(trained) == 9 * (3 + 1)
     assert known.best["lrt"][1].at_hand(run) == trained[-1] == known.best["lrt"][1].folder
     del trained[-1]
     other = studies.study(parsed(toy(tmp_path), *words), plan, Settings(learning_rate=1e-3), tmp_path, "loss", {"k": 1})
-    assert len(trained) == 2 * 8 * (3 + 1)
+    assert len(trained) == 2 * 9 * (3 + 1)
     assert other == ran
     chosen = dict(zip(ran.best, ran.table().columns[-1].cells, strict=True))
     assert chosen["narrow"] == "0.005"
@@ -230,6 +232,23 @@ def test_a_quick_run_trains_and_times_a_few_ways(tmp_path: Path) -> None:
     records = read(tmp_path / "records.jsonl")
     assert [record.metric for record in records] == ["accuracy"] * 4 + ["train_time"] * 4
     assert all(record.value > 0 and record.to == "transformer" for record in records[4:])
+
+
+def test_steps_with_dense_layers_take_the_time_of_the_dense_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways, studies, timed = import_module("_ways"), import_module("_study"), import_module("_train_times")
+    base = Settings(hidden=16, layers=1, heads=2, feed_forward=32, rank=2, steps=2, limit=40, batch=20, pool=4)
+    plan = ways.Plan.asked(run := parsed(toy(tmp_path), "--ways", "lrt,lrt dense first"), ways.ways())
+    best = {name: [studies.Trained(way.grid(base, (1.0,))[0], tmp_path, 1.0)] for name, way in plan.ways.items()}
+    seconds = {"transformer": 8.0, "lrt": 4.0, "lrt dense first": 4.0}
+    monkeypatch.setattr(
+        timed,
+        "interleaved",
+        lambda calls, **_: {name: Timing(*3 * (seconds[name],), (seconds[name],)) for name in calls},
+    )
+    times = timed.train_times(run, studies.Study("accuracy", {}, best), {"data": "digits"})
+    assert [times[name].ratio for name in ("transformer", "lrt", "lrt dense first")] == [1.0, 2.0, 1.6]
 
 
 def test_rates_of_mnist_are_chosen_by_images_that_are_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
