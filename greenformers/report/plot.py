@@ -178,7 +178,7 @@ def ratios(section: Section, dress: Mapping[str, Look]) -> Figure | None:
         else:
             scale_times(axes, values)
         for place, name in enumerate(names):
-            _bar(axes, place, section, rated.get((metric, name)), dress[name], percent)
+            _bar(axes, place, section, section.cells.get((metric, name)), dress[name], percent)
         axes.set_yticks(range(len(names)), map(plain, names), color="black")
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
@@ -296,13 +296,14 @@ def _rated(section: Section, record: Record) -> bool:
 def _bar(axes: Axes, place: int, section: Section, record: Record | None, look: Look, percent: bool) -> None:
     """Draw a bar from the baseline, with its figure to the right of both."""
     start = 0.0 if percent else 1.0
-    if record is None or record.ratio is None:
-        end, text, colour = start, "not measured", GREY
+    if record is None or record.ratio is None or not _rated(section, record):
+        end, text, colour = start, "no ratio" if record else "not measured", GREY
+        ends: Sequence[float] = [end]
     else:
         end = record.value - reference(record) if percent else record.ratio
         text, colour = change(section, record).change, "black"
+        ends = record.interval if record.interval and percent else [end]
     axes.barh(place, end - start, 0.7, left=start, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0)
-    ends = record.interval if record and record.interval and percent else [end]
     axes.plot(ends, [place] * len(ends), color="black", linewidth=1.2, solid_capstyle="butt")
     at = (max(start, end, *ends), place)
     blank = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}

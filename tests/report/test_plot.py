@@ -112,6 +112,19 @@ def test_a_panel_a_metric_and_a_bar_a_variant(pictures):
     assert f"{METRICS['latency'].label}: lrt 1.1x, linformer 5.4x, lrt+linformer 8.1x" in picture.alt
 
 
+def test_a_figure_of_nothing_has_no_ratio_and_is_not_called_unmeasured():
+    values = {"test_accuracy": (91.0, 92.0, 90.0), "cer": (2.0, 0.0, 1.0)}  # 0: without errors
+    records = [
+        Record.of(metric, own[place], benchmark="demo", variant=name)
+        for place, name in enumerate(("transformer", "lrt", "linformer"))
+        for metric, own in values.items()
+    ]
+    picture = next(own for own in plot.pictures(with_ratios(records, "transformer")) if own.name.startswith("ratios"))
+    texts = [text.get_text() for axes in picture.figure.axes for text in axes.texts]
+    assert "no ratio" in texts
+    assert "not measured" not in texts
+
+
 def test_an_estimate_is_called_one(pictures):
     accuracy, ratios, _ = pictures[:3]
     assert accuracy.figure.axes[1].get_xlabel() == f"{label('energy', 'mWh')}, estimated"
