@@ -13,10 +13,10 @@ the thesis, greedily, and as `greenformers speech transcribe` does, by decoder a
 drawing test clips again, each with the characters that were wrong in its word; those of the mean over several seeds are
 of the differences, seed by seed. Time of training is that of all steps, from some of them of all networks by turns.
 Aim: at most 8 % of characters wrong with dense layers; bar: rank 32 at most 1 point worse than dense in no more time.
-Runs go on where they were stopped.
+Runs go on where they were stopped; what the file of --json has is not repeated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -66,6 +66,8 @@ SEARCHES = {
 """The search of the thesis, by the decoder alone and without length normalisation; the same without beams; and that of
 `greenformers speech transcribe`, a beam of 8 by decoder and CTC."""
 LOST = 1.0
+LOSSES = "speech_losses"
+"""The benchmark of the records of loss curves."""
 
 Spoken = list[tuple[Tensor, str, list[int]]]
 """Waveform, text and clips of every test string."""
@@ -96,43 +98,53 @@ def main(run: Run) -> bool:
     run.show(ran.table())
     strings, repeats = (4, 2) if run.quick else (STRINGS, 9)
     spoken = test_strings(given.data, None, strings)
-    records, losses = list[Record](), list[Record]()
     for seed in range(plan.seeds):
-        trainings = {name: own[seed] for name, own in ran.best.items()}
-        records += tested(run, setting | {"seed": seed, "strings": strings}, trainings, spoken, repeats)
-        for name, own in trainings.items():
-            losses += curves(own.at_hand(run), name, seed)
-    others = {name: without(run, ran.best[name][0], folder) for name in VARIANTS if name in ran.best}
+        at = setting | {"seed": seed, "strings": strings}
+        for trainings in untested(run, at, {name: own[seed] for name, own in ran.best.items()}):
+            tested(run, at, trainings, spoken, repeats)
+            run.write(record for name, own in trainings.items() for record in curves(run, own, name))
     at = setting | {"test": f"unseen speaker {HELD_OUT}", "seed": 0, "strings": strings}
-    records += tested(run, at, others, test_strings(given.data, HELD_OUT, strings), repeats)
+    for trainings in untested(run, at, {name: ran.best[name][0] for name in VARIANTS if name in ran.best}):
+        others = {name: without(run, own, folder) for name, own in trainings.items()}
+        tested(run, at, others, test_strings(given.data, HELD_OUT, strings), repeats)
     times = train_times(run, ran, setting)
-    met = True
+    averages, met = list[Record](), True
     for search in SEARCHES:
-        values = {name: errors(records, name, search, plan.seeds) for name in ran.best}
-        records += means(run, "cer", values, setting | {"strings": strings, "search": search})
+        at = setting | {"strings": strings, "search": search}
+        values = {name: [errors(run, at, name, own) for own in best] for name, best in ran.best.items()}
+        averages += means(run, "cer", values, at)
         run.show(shown(ran, values, times, f"Characters wrong, %, mean of the seeds; {setting['test']}, {search}"))
         met &= bar(ran, "cer", values, times, LOW_RANK, LOST)
-    run.write(replace(record, context=run.about) for record in [*records, *times.values(), *losses])
+    run.write([*averages, *times.values()])
     if given.picture:
         panels = {"train": "Training, with CTC", "valid": "Validation"}
+        losses = [own for own in run.known() if own.benchmark == LOSSES and own.variant in ran.best]
         figure = loss_curves("Spoken digits: loss curves (thesis, figure 4.3)", losses, panels, unit="nats a character")
         save(figure, given.picture)
     run.published("thesis_table4_2_asr", "thesis_table4_3_asr_speed")
     return met or run.quick
 
 
-def tested(
-    run: Run, setting: dict[str, Any], trainings: dict[str, Trained], spoken: Spoken, repeats: int
-) -> list[Record]:
-    """Columns of tables 4.2 and 4.3 of one seed, by each search."""
-    records: list[Record] = []
+def untested(run: Run, setting: dict[str, Any], trainings: dict[str, Trained]) -> list[dict[str, Trained]]:
+    """The trainings of which no errors are known, in groups: with the dense network, or each by itself."""
+    new = {
+        name: own for name, own in trainings.items()
+        if not all(known_errors(run, setting | {"search": search}, name, own) for search in SEARCHES)
+    }  # fmt: skip
+    return [new] if DENSE in new else [{name: own} for name, own in new.items()]
+
+
+def tested(run: Run, setting: dict[str, Any], trainings: dict[str, Trained], spoken: Spoken, repeats: int) -> None:
+    """Write the columns of tables 4.2 and 4.3 of one seed, by each search."""
     for search in SEARCHES:
         own = judged(setting, {name: each.at_hand(run) for name, each in trainings.items()}, spoken, search, repeats)
         printed = table(own)
         printed.title = ", ".join(f"{key} {value}" for key, value in own[0].setting.items())
         run.show(printed)
-        records += own
-    return records
+        run.write(
+            replace(record, setting=record.setting | trainings[record.variant].rates, context=run.about)
+            for record in own
+        )
 
 
 def without(run: Run, own: Trained, folder: Path) -> Trained:
@@ -144,16 +156,16 @@ def without(run: Run, own: Trained, folder: Path) -> Trained:
     return Trained(settings, place, scores["loss"])
 
 
-def errors(records: Sequence[Record], name: str, search: str, seeds: int) -> list[float]:
-    """Characters wrong on unseen takes, of every seed."""
-    rates = {
-        record.setting["seed"]: record.value
-        for record in records
-        if (record.variant, record.metric, record.setting.get("search")) == (name, "cer", search)
-        and record.setting["test"] == "unseen takes"
-        and "seed" in record.setting
-    }
-    return [rates[seed] for seed in range(seeds)]
+def known_errors(run: Run, setting: dict[str, Any], name: str, own: Trained) -> Record | None:
+    """What is known of the characters that a training gets wrong."""
+    return run.remembered("cer", name, setting | {"seed": own.settings.seed} | own.rates)
+
+
+def errors(run: Run, setting: dict[str, Any], name: str, own: Trained) -> float:
+    """Characters that a training gets wrong, in percent."""
+    record = known_errors(run, setting, name, own)
+    assert record is not None, "it has been tested"
+    return record.value
 
 
 def shown(ran: Study, values: Values, times: dict[str, Record], title: str) -> Table:
@@ -212,13 +224,14 @@ def judged(setting: dict[str, Any], runs: dict[str, Path], spoken: Spoken, searc
     return list(columns(BENCHMARK.name, setting | {"search": search}, outcomes, texts, lengths, times))
 
 
-def curves(run: Path, variant: str, seed: int) -> Iterator[Record]:
+def curves(run: Run, own: Trained, variant: str) -> Iterator[Record]:
     """Figure 4.3: losses in nats a character."""
-    for entry in metrics_of(run):
+    for entry in metrics_of(own.folder):
         for key, task in (("loss", "train"), ("eval_loss", "valid")):
             if key in entry:
-                setting = {"task": task, "step": int(entry["step"]), "seed": seed}
-                yield Record.of("loss", entry[key], benchmark="speech_losses", variant=variant, setting=setting)
+                setting = {"task": task, "step": int(entry["step"]), "seed": own.settings.seed}
+                about = run.about | {"seed": own.settings.seed}
+                yield Record.of("loss", entry[key], benchmark=LOSSES, variant=variant, setting=setting, context=about)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ COMMON = (0.3, 0.7)
 GENE = Region("", 500_000, 503_611)
 """A region as long as the gene of Cahyawijaya 2021, in the sequence of chr20 for which synthetic people are made."""
 MARGINS = (0, 1000, 3000, 5000)
-CAUSES = ((0, 1.6), (-4_200, 3.0), (3_800, 3.0))
+CAUSES = ((0, 1.6), (-4_200, 6.0), (3_800, 6.0))
 """Causes in the study of surroundings: distance of a common site from the gene, and odds ratio of a copy."""
 
 NETWORK = Finetuning(
