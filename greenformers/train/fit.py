@@ -150,7 +150,7 @@ def _fit(
     arguments = trainer_arguments(schedule, stream, folder)
     if any(map(_has_idle_parameters, model.modules())):
         arguments.ddp_find_unused_parameters = True
-    way, muon_rate = schedule.low_rank_training, schedule.highest_muon_rate
+    way, muon_rate = schedule.low_rank_training, schedule.highest_muon_rate(model)
     if way == "spectral" and start is None:
         low_rank.begin_spectral(model, generator(schedule.seed, 7))
     device = arguments.device  # reading this property initialises the process group

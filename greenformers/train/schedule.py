@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 import torch
+from torch import nn
 
 from greenformers.train import low_rank
 from greenformers.train.bf16 import Precision
@@ -21,6 +22,9 @@ An update of Muon is 0.2 of its rate, in the root of the mean square of its weig
 both are as large. At ten times, factors of low rank move too far: see docs/studies/low-rank-training.md.
 """
 
+FACTORS = 0.5
+"""What the factors of low-rank layers have of that rate, as the two of a layer both move their product."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -34,7 +38,8 @@ class Schedule:
         learning_rate: Highest learning rate of AdamW.
         optimizer: One of `OPTIMIZERS`: "adamw", or "muon", which trains the matrices inside the layers, and AdamW the
             rest. See `greenformers.train.optimizer`.
-        muon_rate: Highest learning rate of Muon; by default five times the learning rate.
+        muon_rate: Highest learning rate of Muon; by default five times the learning rate, and half of that
+            where layers are of low rank.
         low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`:
             "spectral", from truncated dense weights, with decay of the product of the factors; "dense_first", dense for
             a quarter of the steps and then truncated. Both start with new weights. None: as all others.
@@ -136,12 +141,11 @@ class Schedule:
                 f"got {self.patience}"
             )
 
-    @property
-    def highest_muon_rate(self) -> float | None:
-        """Highest learning rate of Muon; None: AdamW trains all."""
-        if self.optimizer != "muon":
-            return None
-        return MUON * self.learning_rate if self.muon_rate is None else self.muon_rate
+    def highest_muon_rate(self, model: nn.Module) -> float | None:
+        """Highest learning rate of Muon for a network; None: AdamW trains all."""
+        if self.optimizer != "muon" or self.muon_rate is not None:
+            return self.muon_rate
+        return (FACTORS if low_rank.is_low_rank(model) else 1) * MUON * self.learning_rate
 
     def paces(self) -> tuple[int | None, int | None, int | None]:
         """Steps between entries of the loss, evaluations and checkpoints."""

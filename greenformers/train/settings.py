@@ -50,7 +50,9 @@ class Training(NetworkSettings):
         "weights that are whole on a device, else adamw.",
     )
     muon_rate: float | None = setting(
-        None, "Highest learning rate of Muon; by default five times the learning rate, which is AdamW's."
+        None,
+        "Highest learning rate of Muon; by default five times the learning rate, which is AdamW's, and half of that "
+        "where layers are of low rank.",
     )
     low_rank_training: str | None = setting(
         None,

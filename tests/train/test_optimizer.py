@@ -182,9 +182,23 @@ def test_it_learns_more_in_as_many_steps_where_ranks_are_low(tmp_path: Path) -> 
 )
 def test_new_weights_are_trained_by_muon(given: dict[str, Any], rate: float | None) -> None:
     settings = Settings(**{"learning_rate": 0.1} | given)
-    assert settings.schedule.highest_muon_rate == rate
+    assert settings.schedule.highest_muon_rate(nn.Linear(2, 2)) == rate
     assert settings.lottery is None or given == {"lottery_rounds": 1}
-    assert Schedule().highest_muon_rate is None
+    assert Schedule().highest_muon_rate(nn.Linear(2, 2)) is None
+
+
+def test_low_rank_layers_have_half_of_the_usual_rate() -> None:
+    task = CausalLM(TEXT, characters(), 16)
+    for rank, rate in ((None, 0.1), (3, 0.05)):
+        ends = []
+        for given in ({}, {"muon_rate": rate}):
+            torch.manual_seed(0)
+            model = task.build(task.config(**SIZES, rank=rank))
+            schedule = Schedule(steps=2, batch_size=8, learning_rate=0.02, optimizer="muon", **given)
+            assert schedule.highest_muon_rate(model) == pytest.approx(rate)
+            fit(model, task, schedule, label="", console=QUIET)
+            ends.append(model.state_dict())
+        assert all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
 
 
 def test_the_optimiser_is_that_of_the_run(tmp_path: Path) -> None:
