@@ -193,8 +193,8 @@ def test_the_slots_of_a_run_are_inherited(tmp_path):
 
 def test_the_optimiser_is_that_of_the_thesis_unless_another_is_asked_for():
     for kind in (Pretraining, Finetuning):
-        assert kind().schedule.highest_muon_rate is None
-        assert kind(optimizer="muon", learning_rate=0.1).schedule.highest_muon_rate == 0.5
+        assert kind().schedule.highest_muon_rate(torch.nn.Linear(2, 2)) is None
+        assert kind(optimizer="muon", learning_rate=0.1).schedule.highest_muon_rate(torch.nn.Linear(2, 2)) == 0.5
 
 
 def test_layers_that_are_dense_first_are_trained_without_early_stopping():
