@@ -23,7 +23,10 @@ both are as large. At ten times, factors of low rank move too far: see docs/stud
 """
 
 FACTORS = 0.5
-"""What the factors of low-rank layers have of that rate, as the two of a layer both move their product."""
+"""What the factors of low-rank layers have of that rate, as the two of a layer both move their product.
+
+Not with dense layers first: the schedule of the dense network goes on, see docs/studies/translation.md.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Schedule:
         optimizer: One of `OPTIMIZERS`: "adamw", or "muon", which trains the matrices inside the layers, and AdamW the
             rest. See `greenformers.train.optimizer`.
         muon_rate: Highest learning rate of Muon; by default five times the learning rate, and half of that
-            where layers are of low rank.
+            where layers are of low rank from the start.
         low_rank_training: Way in which low-rank layers are trained, one of `greenformers.train.low_rank.WAYS`:
             "spectral", from truncated dense weights, with decay of the product of the factors; "dense_first", dense for
             a quarter of the steps and then truncated. Both start with new weights. None: as all others.
@@ -145,7 +148,8 @@ class Schedule:
         """Highest learning rate of Muon for a network; None: AdamW trains all."""
         if self.optimizer != "muon" or self.muon_rate is not None:
             return self.muon_rate
-        return (FACTORS if low_rank.is_low_rank(model) else 1) * MUON * self.learning_rate
+        factors = self.low_rank_training is None and low_rank.is_low_rank(model)
+        return (FACTORS if factors else 1) * MUON * self.learning_rate
 
     def paces(self) -> tuple[int | None, int | None, int | None]:
         """Steps between entries of the loss, evaluations and checkpoints."""

@@ -52,7 +52,7 @@ class Training(NetworkSettings):
     muon_rate: float | None = setting(
         None,
         "Highest learning rate of Muon; by default five times the learning rate, which is AdamW's, and half of that "
-        "where layers are of low rank.",
+        "where layers are of low rank from the start.",
     )
     low_rank_training: str | None = setting(
         None,

@@ -189,12 +189,14 @@ def test_new_weights_are_trained_by_muon(given: dict[str, Any], rate: float | No
 
 def test_low_rank_layers_have_half_of_the_usual_rate() -> None:
     task = CausalLM(TEXT, characters(), 16)
-    for rank, rate in ((None, 0.1), (3, 0.05)):
+    for rank, rate, way in ((None, 0.1, None), (3, 0.05, None), (3, 0.1, "dense_first")):
         ends = []
         for given in ({}, {"muon_rate": rate}):
             torch.manual_seed(0)
             model = task.build(task.config(**SIZES, rank=rank))
-            schedule = Schedule(steps=2, batch_size=8, learning_rate=0.02, optimizer="muon", **given)
+            schedule = Schedule(
+                steps=4, batch_size=8, learning_rate=0.02, optimizer="muon", low_rank_training=way, **given
+            )
             assert schedule.highest_muon_rate(model) == pytest.approx(rate)
             fit(model, task, schedule, label="", console=QUIET)
             ends.append(model.state_dict())
