@@ -196,7 +196,7 @@ class Demo:
         called = variants.read(genotypes, reference, region)
         causes = self._causes(reference, region)
         odds = dict(zip(called.people, simulate.log_odds(called, region, causes), strict=True))
-        settings = self._cohort(folder, genotypes, reference, region, odds, 3000)
+        settings = self._cohort(folder, genotypes, reference, region, odds, 10_000)
         length = max(4096, (region.end - region.start) // 6)  # of 33,611 positions people have up to 5,196 tokens
         settings = replace(settings, region=str(gene), length=length, epochs=8, patience=5)
         records = studies.surroundings(settings, self.margins, self.draws, folder / "risk", self.console)
