@@ -140,9 +140,11 @@ def picture(records: dict[str, list[Record]]) -> Figure:
             middle = [record.value for record in rows]
             halves = [of_mean(record)[1] - record.value for record in rows]
             axes.errorbar(places, middle, halves, label=variant, capsize=3, marker="o")
+        measured = sorted({record.setting[name] for record in own})
+        axes.set_xticks(measured, [f"{place:,}" for place in measured], fontsize=8)
         axes.set_xlabel(about)
         axes.set_ylabel("AUC (%)")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left")
     settle(figure)
     return figure
 
