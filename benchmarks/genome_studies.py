@@ -130,7 +130,7 @@ def has_its_peak(by_margin: Mapping[int, Sequence[float]]) -> bool:
 
 
 def picture(records: dict[str, list[Record]]) -> Figure:
-    figure = new_figure(4.6 * len(records), 4.0, "Chapter 5 in small: planted causes, five draws of people")
+    figure = new_figure(4.8 * len(records), 4.4, "Chapter 5 in small: planted causes, five draws of people")
     panels = figure.subplots(1, len(records), squeeze=False)[0]
     for axes, (study, own) in zip(panels, records.items(), strict=True):
         name, about = STUDIES[study]
@@ -144,7 +144,7 @@ def picture(records: dict[str, list[Record]]) -> Figure:
         axes.set_xticks(measured, [f"{place:,}" for place in measured], fontsize=8)
         axes.set_xlabel(about)
         axes.set_ylabel("AUC (%)")
-        axes.legend(fontsize=8, loc="upper left")
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     settle(figure)
     return figure
 
